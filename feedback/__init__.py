@@ -1,0 +1,1 @@
+"""The shared language: messages, the bus, the join and the price."""

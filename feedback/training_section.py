@@ -1,0 +1,162 @@
+"""The `training:` section of the agent file: every setting of the conservative update, with its unit, bounds and default.
+
+Defaults come from algorithms.md 9.10 and design.md 13; a value outside its bounds is refused when the file is read.
+"""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class TrainingPart(BaseModel):
+    """A part of the section: frozen, unknown keys refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class TurnCreditSettings(TrainingPart):
+    """Turn-level GAE and how advantages are scaled."""
+
+    gamma: float = Field(default=0.99, gt=0, le=1, description="discount per turn")
+    lam: float = Field(
+        default=0.9, ge=0, le=1, description="GAE lambda of the actor once the critic is trusted"
+    )
+    adv_clip: float = Field(
+        default=3.0, gt=0, description="advantages are clipped to +- this many running stds"
+    )
+    reward_clip: float = Field(default=1.5, gt=0, description="bound of a turn's summed channels")
+
+
+class Ppo(TrainingPart):
+    """Token-level decoupled PPO with dual clip."""
+
+    clip_low: float = Field(default=0.2, gt=0, lt=1)
+    clip_high: float = Field(default=0.2, gt=0)
+    dual_clip: float = Field(default=3.0, gt=1)
+    epochs: int = Field(default=1, ge=1, le=10)
+    minibatches: int = Field(default=4, ge=1, le=4)
+    tis_cap: float = Field(
+        default=2.0, ge=1, description="cap C of the truncated importance weight pi_old/mu"
+    )
+
+
+class KlReference(TrainingPart):
+    """Adaptive k2 loss to the reference adapter; KLs in nats per token."""
+
+    beta: float = Field(default=0.02, ge=0)
+    beta_min: float = Field(default=0.005, ge=0)
+    beta_max: float = Field(default=0.1, ge=0)
+    target: float = Field(default=0.015, gt=0)
+    hard: float = Field(default=0.08, gt=0, description="an update that measures more is refused")
+    horizon: int = Field(default=150, ge=1)
+
+
+class Trust(TrainingPart):
+    """The measured trust region; every bound is checked on the finished update."""
+
+    k3_old_target: float = Field(default=5e-4, gt=0)
+    k3_old_stop: float = Field(default=1e-3, gt=0, description="stops the epoch")
+    k3_old_refuse: float = Field(default=2e-3, gt=0, description="refuses the update")
+    m2_refuse: float = Field(default=0.04, gt=0)
+    turn_kl_refuse: float = Field(
+        default=0.10, gt=0, description="mean over turns of the KL summed over a turn, nats"
+    )
+    big_move_share: float = Field(default=0.01, gt=0, description="share of tokens with |dlogp| > ln 2")
+    k3_mu_refuse: float = Field(default=0.02, gt=0)
+    ess_min: float = Field(default=0.5, gt=0, le=1)
+    clip_fraction_stop: float = Field(default=0.2, gt=0, le=1)
+    backtrack: tuple[float, ...] = (1.0, 0.5, 0.25)
+    refusals_pause: int = Field(default=6, ge=1)
+    pause_retry_s: float = Field(default=1800, ge=0)
+
+
+class Staleness(TrainingPart):
+    """What is too old for the policy; it still trains the reward model and the critic."""
+
+    max_lag: int = Field(default=4, ge=0, description="offered versions")
+    max_update_lag: int = Field(default=16, ge=0)
+    max_age_s: float = Field(default=48 * 3600, gt=0)
+    abandoned_nats: float = Field(
+        default=2.0, gt=0, description="a turn whose sum max(0, log pi_old - log mu) exceeds this is dropped"
+    )
+
+
+class LoraSettings(TrainingPart):
+    """The adapter. dropout is 0 and bias none: vLLM serves nothing else."""
+
+    r: int = Field(default=16, ge=1, le=512)
+    alpha: int = Field(default=32, ge=1)
+    targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+class Optimizer(TrainingPart):
+    """AdamW without weight decay; `lr: auto` follows the measured KL (design 13)."""
+
+    lr: float | Literal["auto"] = "auto"
+    lr_start: float = Field(default=1e-5, gt=0)
+    lr_min: float = Field(default=1e-6, gt=0)
+    lr_max: float = Field(default=3e-3, gt=0)
+    grad_norm: float = Field(default=1.0, gt=0)
+
+
+class BatchSettings(TrainingPart):
+    """When there is enough to learn from, and how much one person may weigh."""
+
+    min_episodes: int = Field(default=48, ge=1)
+    max_episodes: int = Field(default=64, ge=1)
+    min_rated: int = Field(default=20, ge=0)
+    min_users: int = Field(default=12, ge=1)
+    max_rater_share: float = Field(default=0.10, gt=0, le=1)
+    max_episode_share: float = Field(default=0.10, gt=0, le=1)
+    single_user: bool = False
+
+
+class CriticSettings(TrainingPart):
+    """Asymmetric V-critic over the reference's frozen hidden states."""
+
+    lr: float = Field(default=1e-3, gt=0)
+    hidden: int = Field(default=256, ge=8)
+    polyak: float = Field(default=0.005, gt=0, le=1)
+    steps_per_update: int = Field(default=8, ge=0)
+    pretrain_steps: int = Field(default=200, ge=0)
+    replay: int = Field(default=100_000, ge=1, description="turns")
+    ev_turns: int = Field(default=300, ge=1, description="turns before explained variance may be trusted")
+    ev_full: float = Field(default=0.3, gt=0, le=1)
+
+
+class RewardModelSettings(TrainingPart):
+    """Ensemble over the reference's frozen hidden states."""
+
+    members: int = Field(default=4, ge=2)
+    lr: float = Field(default=1e-3, gt=0)
+    hidden: int = Field(default=128, ge=8)
+    kappa: float = Field(default=1.0, ge=0, description="how many stds the spread takes off")
+    min_labels: int = Field(default=60, ge=1)
+    agreement: float = Field(
+        default=0.62,
+        ge=0.5,
+        le=1,
+        description="held-out agreement with thumbs before unrated answers are priced",
+    )
+    holdout_raters: float = Field(
+        default=0.2, gt=0, lt=1, description="share of raters only the gold member learns from"
+    )
+
+
+class Training(TrainingPart):
+    """Everything the trainer is told."""
+
+    credit: Literal["gae", "monte_carlo"] = "gae"
+    turn: TurnCreditSettings = TurnCreditSettings()
+    ppo: Ppo = Ppo()
+    kl_reference: KlReference = KlReference()
+    trust: Trust = Trust()
+    staleness: Staleness = Staleness()
+    lora: LoraSettings = LoraSettings()
+    optimizer: Optimizer = Optimizer()
+    batch: BatchSettings = BatchSettings()
+    critic: CriticSettings = CriticSettings()
+    reward_model: RewardModelSettings = RewardModelSettings()
+    token_budget: int = Field(
+        default=4096, ge=64, description="padded tokens of one forward pass: bounds peak memory"
+    )
