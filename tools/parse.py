@@ -37,14 +37,14 @@ class ParsedTurn:
     calls: tuple[Call, ...]
 
 
-def parse_turn(raw_text: str, dialect: Dialect, *, signatures: Signatures) -> ParsedTurn:
+def parse_turn(raw_text: str, dialect: Dialect, argument_names: Signatures) -> ParsedTurn:
     """Split an uncut completion at its call markers; text outside them is what people may see."""
     read = {"desk": _read_desk, "hermes": _read_hermes}[dialect]
     first, *rest = cut_at_end(raw_text).split(OPEN)
     text, calls = _outside(first)
     for piece in rest:
         body, closed, after = piece.partition(CLOSE)
-        calls.append(read(body, signatures) if closed else _bad("", body, f"{OPEN} is never closed"))
+        calls.append(read(body, argument_names) if closed else _bad("", body, f"{OPEN} is never closed"))
         seen, stray = _outside(after)
         text += seen
         calls += stray

@@ -172,7 +172,13 @@ def _without_control_tokens(spec: dict[str, Any]) -> dict[str, Any]:
     added = {token["content"] for token in spec["added_tokens"]}
     vocab = {piece: index for piece, index in model["vocab"].items() if piece not in added}
     unknown = None if model.get("unk_token") in added else model.get("unk_token")
-    return {**spec, "added_tokens": [], "model": {**model, "vocab": vocab, "unk_token": unknown}}
+    return {
+        **spec,
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [],
+        "model": {**model, "vocab": vocab, "unk_token": unknown},
+    }
 
 
 def _json(value: object) -> str:
