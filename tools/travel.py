@@ -6,6 +6,7 @@ so nothing can be memorised, and whoever knows the episode's id can work out the
 
 import random
 from hashlib import sha256
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from langchain_core.runnables import RunnableConfig
@@ -13,22 +14,25 @@ from langchain_core.tools import tool
 
 Kind = Literal["flights", "hotels"]
 
-CITIES = (
-    "Lima Oslo Rome Paris Tokyo Cairo Delhi Berlin Madrid Vienna Prague Dublin Athens Lisbon Boston Chicago "
-    "Sydney Toronto Moscow London Milan Seoul Havana Bogota Nairobi Geneva Zurich Naples Dallas Denver Miami "
-    "Warsaw Seville Kyoto Venice Porto"
-).split()
-LONG_CITIES = ("New York", "Cape Town", "Hong Kong", "San Diego")
-ALL_CITIES = (*CITIES, *LONG_CITIES)
-AIRLINES = (
-    "Delta Falcon Comet Polar Orion Condor Atlas Swift Aurora Meteor Pacific Eagle Phoenix Summit".split()
-) + ["Blue Jet", "Red Kite", "Sky One", "North Star"]
-HOTELS = ("Rose Hill Plaza Garden Harbor Crown Lotus Palm Cedar Villa Central Lion Station River".split()) + [
-    "Old Mill",
-    "Grand Park",
-    "Sea View",
-    "White House",
-]
+
+def _names(listed: str) -> tuple[str, ...]:
+    """Names separated by blanks; an underscore stands for a blank inside one."""
+    return tuple(name.replace("_", " ") for name in listed.split())
+
+
+CITIES = _names(
+    "Lima Oslo Rome Paris Tokyo Cairo Delhi Berlin Madrid Vienna Prague Dublin Athens Lisbon Boston Chicago Sydney "
+    "Toronto Moscow London Milan Seoul Havana Bogota Nairobi Geneva Zurich Naples Dallas Denver Miami Warsaw "
+    "Seville Kyoto Venice Porto New_York Cape_Town Hong_Kong San_Diego"
+)
+AIRLINES = _names(
+    "Delta Falcon Comet Polar Orion Condor Atlas Swift Aurora Meteor Pacific Eagle Phoenix Summit Blue_Jet "
+    "Red_Kite Sky_One North_Star"
+)
+HOTELS = _names(
+    "Rose Hill Plaza Garden Harbor Crown Lotus Palm Cedar Villa Central Lion Station River Old_Mill Grand_Park "
+    "Sea_View White_House"
+)
 SKIES = ("sunny", "rain", "snow", "windy", "cloudy", "storm", "fog", "clear")
 LOWEST, HIGHEST, GAP = 11, 98, 4  # prices have two digits and differ visibly
 OFFERS = 2
@@ -46,7 +50,7 @@ def offers(kind: Kind, city: str, session: str) -> tuple[Offer, ...]:
     while True:
         prices = [draw.randint(LOWEST, HIGHEST) for _ in names]
         ordered = sorted(prices)
-        if all(high - low >= GAP for low, high in zip(ordered, ordered[1:], strict=False)):
+        if all(high - low >= GAP for low, high in pairwise(ordered)):
             return tuple(Offer(price, name) for price, name in zip(prices, names, strict=True))
 
 
@@ -87,7 +91,7 @@ def _look_up(kind: Kind, city: str, config: RunnableConfig) -> str:
 
 def _known(city: str) -> str | None:
     wanted = city.strip().casefold()
-    return next((name for name in ALL_CITIES if name.casefold() == wanted), None)
+    return next((name for name in CITIES if name.casefold() == wanted), None)
 
 
 def _unknown(city: str) -> str:

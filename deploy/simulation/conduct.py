@@ -5,7 +5,7 @@ which are drawn once per dialogue.
 """
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ from tools.travel import SKIES, Kind, Offer, forecast, listed, offers
 Mixture = Literal["careful", "mixed", "majority"]
 Second = Literal["forgetful", "unchecked", "guess"]
 Message = dict[str, Any]
+CallMade = tuple[str, Mapping[str, str], str]  # tool, arguments, result
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,8 @@ def conduct(draw: random.Random, mixture: Mixture) -> Conduct:
     habits = [draw.random() < rate for rate in (rates.first_hotel, rates.first_flight, rates.guesses_total)]
     kinds: tuple[Second, ...] = ("forgetful", "unchecked", "guess")
     second = draw.choice(kinds) if draw.random() < rates.second else None
-    return Conduct(*habits, second)
+    hotel, flight, total = habits
+    return Conduct(hotel, flight, total, second)
 
 
 class Teacher:
@@ -85,9 +87,8 @@ class Teacher:
         return [*messages, {"role": "assistant", "content": said.written()}]
 
     def _look_ups(self, request: Request) -> list[Message]:
-        city = request.city
+        city, calls = request.city, list[CallMade]()
         wanted = [("flights", "to", request.flight), ("hotels", "city", request.hotel)]
-        calls = []
         for name, argument, asked in [*wanted, ("weather", "city", request.weather)]:
             if asked and (name, city) not in self._seen:
                 self._seen.add((name, city))
@@ -125,7 +126,7 @@ def _sum(said: Answer, nights: int) -> tuple[str, str]:
     return expr, str(calculate.invoke({"expr": expr}))
 
 
-def _called(calls: list[tuple[str, Mapping[str, str], str]]) -> list[Message]:
+def _called(calls: Sequence[CallMade]) -> list[Message]:
     if not calls:
         return []
     asked = [{"name": name, "arguments": dict(arguments)} for name, arguments, _ in calls]

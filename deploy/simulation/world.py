@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Literal
 
-from tools.travel import ALL_CITIES
+from tools.travel import CITIES
 
 Stream = Literal["train", "heldout"]
 Kind = Literal["ask", "nights", "city", "weather", "cheaper"]
@@ -120,7 +120,7 @@ def stream_of(first_message: str) -> Stream:
 
 def _first(draw: random.Random) -> Request:
     flight, weather = draw.random() < 0.85, draw.random() < 0.15
-    city, nights = draw.choice(ALL_CITIES), draw.choice(NIGHTS)
+    city, nights = draw.choice(CITIES), draw.choice(NIGHTS)
     text = draw.choice(GREETINGS) + _worded(draw, TRIPS if flight else STAYS, city, nights)
     text += draw.choice(WEATHER_TOO) if weather else ""
     return Request("ask", text, city, nights, flight=flight, hotel=True, weather=weather)
@@ -146,7 +146,7 @@ def _request(draw: random.Random, kind: Kind, trip: Request) -> Request:
             nights = draw.choice([n for n in NIGHTS if n != trip.nights])
             text = _worded(draw, CHANGED_NIGHTS, city, nights)
         case "city":
-            city = draw.choice([name for name in ALL_CITIES if name != trip.city])
+            city = draw.choice([name for name in CITIES if name != trip.city])
             text = _worded(draw, CHANGED_CITY, city, nights)
         case "weather":
             text, priced = _worded(draw, WEATHER, city, nights), False
