@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import track
 
 from deploy.simulation.conduct import Mixture, Teacher, conduct
-from deploy.simulation.reactions import courtesy, reaction
+from deploy.simulation.reactions import PATIENCE, courtesy, reaction
 from deploy.simulation.travel import faults, truth
 from deploy.simulation.world import SYSTEM, task
 
@@ -37,14 +37,15 @@ def dialogue(seed: int, index: int, *, mixture: Mixture) -> dict[str, Any]:
     manners = conduct(draw, mixture)
     teacher = Teacher(manners, session, draw)
     messages: list[dict[str, Any]] = []
-    right = True
+    right, spare = True, PATIENCE - len(wanted.requests)
     for request in wanted.requests:
         messages.append({"role": "user", "content": request.text})
         messages += teacher.answer(request)
         wrong = faults(messages[-1]["content"], truth(request, session))
         right = right and not wrong
-        reacted = reaction(draw, wrong)
+        reacted = reaction(draw, wrong) if spare else None
         if reacted:
+            spare -= 1
             complains, words = reacted
             messages.append({"role": "user", "content": words})
             messages.append({"role": "assistant", "content": courtesy(draw, complains)})

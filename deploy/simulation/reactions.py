@@ -10,6 +10,7 @@ from typing import get_args
 from deploy.simulation.travel import Fault
 
 REACTS, CROSSED = 0.5, 0.05  # half of the users say something; one in twenty says the opposite
+PATIENCE = 4  # messages a user sends in an episode, requests included: keeps dialogues within 400 tokens
 
 THANKS = (
     "Thanks!",
