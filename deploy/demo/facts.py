@@ -1,0 +1,165 @@
+"""What the product did, read back from Kafka alone. Pure once the records are there: nothing here asks the simulator."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from feedback.bus import Bus
+from feedback.schemas import (
+    CREDITS,
+    EXPERIENCES,
+    FEEDBACK,
+    INTERACTIONS,
+    TRAFFIC_SPLITS,
+    UPDATES,
+    Credit,
+    Decision,
+    Experience,
+    Feedback,
+    Interaction,
+    OutcomeSource,
+    Status,
+    TrafficSplit,
+    Update,
+    read_episode_record,
+)
+
+
+@dataclass
+class Facts:
+    """Every message of the run, with repeats of the at-least-once stream already dropped."""
+
+    interactions: dict[str, Interaction] = field(default_factory=dict)
+    feedback: dict[tuple[str, int], Feedback] = field(default_factory=dict)
+    experiences: dict[str, Experience] = field(default_factory=dict)
+    updates: dict[str, Update] = field(default_factory=dict)
+    credits: dict[tuple[str, str], Credit] = field(default_factory=dict)
+    splits: list[TrafficSplit] = field(default_factory=list)
+    conflicting: int = 0
+
+
+def collect(bus: Bus) -> Facts:
+    """Read the six topics from the beginning to their present end."""
+    facts = Facts()
+    for value in _values(bus, INTERACTIONS):
+        record = read_episode_record(value)
+        if isinstance(record, Interaction):
+            facts.conflicting += int(facts.interactions.setdefault(record.response_id, record) != record)
+    for value in _values(bus, FEEDBACK):
+        given = Feedback.from_bytes(value)
+        facts.conflicting += int(facts.feedback.setdefault((given.id, given.revision), given) != given)
+    for value in _values(bus, EXPERIENCES):
+        experience = Experience.from_bytes(value)
+        known = facts.experiences.get(experience.episode_id)
+        if known is None or experience.revision >= known.revision:
+            facts.experiences[experience.episode_id] = experience
+    for value in _values(bus, UPDATES):
+        update = Update.from_bytes(value)
+        known_update = facts.updates.get(update.update_id)
+        if known_update is None or update.version is not None:
+            facts.updates[update.update_id] = update
+    for value in _values(bus, CREDITS):
+        credit = Credit.from_bytes(value)
+        facts.credits[credit.episode_id, credit.update_id] = credit
+    facts.splits = sorted(
+        (TrafficSplit.from_bytes(v) for v in _values(bus, TRAFFIC_SPLITS)), key=lambda s: s.generation
+    )
+    return facts
+
+
+def _values(bus: Bus, topic: str) -> Iterable[bytes]:
+    reader = bus.reader([topic])
+    try:
+        reader.seek({})
+        while True:
+            records = reader.poll(1.0)
+            if not records and not any(reader.lag().values()):
+                return
+            yield from (record.value for record in records if record.value)
+    finally:
+        reader.close()
+
+
+def effective_ratings(facts: Facts) -> dict[tuple[str, str, str], Feedback]:
+    """The newest rating of each (target, name, rater) that was not deleted: what must be joined, once."""
+    newest: dict[tuple[str, str, str], Feedback] = {}
+    for given in facts.feedback.values():
+        key = (given.response_id or given.episode_id, given.name, given.rater)
+        if key not in newest or given.revision > newest[key].revision:
+            newest[key] = given
+    return {key: given for key, given in newest.items() if given.op != "delete"}
+
+
+def episode_counts(facts: Facts) -> dict[str, Any]:
+    """How many episodes there were, who reacted, and which were trained or why not."""
+    experiences = facts.experiences.values()
+    trained = {c.episode_id for c in facts.credits.values() if any(turn.unused is None for turn in c.turns)}
+    untrainable: Counter[str] = Counter(e.reason or "unknown" for e in experiences if not e.trainable)
+    for credit in facts.credits.values():
+        untrainable.update(turn.unused for turn in credit.turns if turn.unused)
+    return {
+        "total": len(facts.experiences),
+        "rated": sum(e.ratings > 0 for e in experiences),
+        "reacted": sum(e.outcome_source == OutcomeSource.IMPLICIT for e in experiences),
+        "silent": sum(e.outcome is None for e in experiences),
+        "trained": len(trained),
+        "untrainable": dict(untrainable.most_common()),
+    }
+
+
+def request_counts(facts: Facts) -> dict[str, int]:
+    """Replies, those that failed, and those made by two versions."""
+    interactions = facts.interactions.values()
+    return {
+        "total": len(facts.interactions),
+        "failed": sum(i.status == Status.FAILED for i in interactions),
+        "mixed_version": sum(len({turn.adapter_version for turn in i.turns}) > 1 for i in interactions),
+    }
+
+
+def update_counts(facts: Facts) -> dict[str, int]:
+    """Decisions of the trainer."""
+    counted = Counter(update.decision for update in facts.updates.values())
+    return {
+        decision.value: counted[decision]
+        for decision in (Decision.ACCEPTED, Decision.SHRUNK, Decision.REFUSED)
+    }
+
+
+def version_rows(facts: Facts, extra: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """One row per numbered version; `extra` are versions a person offered."""
+    verdicts = {v.version: v.verdict.value for split in facts.splits for v in split.verdicts}
+    rows = [
+        {
+            "version": update.version,
+            "parent": update.parent,
+            "k3_old": update.measures.get("k3_old", 0.0),
+            "kl_ref": update.measures.get("kl_ref", 0.0),
+            "verdict": verdicts.get(update.version, ""),
+        }
+        for update in facts.updates.values()
+        if update.version is not None
+    ]
+    named = {row["version"] for row in rows}
+    rows += [
+        {"version": v, "parent": None, "k3_old": 0.0, "kl_ref": 0.0, "verdict": verdicts.get(v, "")}
+        for v in extra
+        if v not in named
+    ]
+    return sorted(rows, key=lambda row: str(row["version"]))
+
+
+def update_rows(facts: Facts) -> list[dict[str, Any]]:
+    """One row per update in time order, for the report."""
+    return [
+        {
+            "decision": update.decision.value,
+            "episodes": update.episodes,
+            "rated": update.rated,
+            "k3_old": update.measures.get("k3_old", 0.0),
+            "kl_ref": update.measures.get("kl_ref", 0.0),
+            "reasons": update.reasons,
+        }
+        for update in sorted(facts.updates.values(), key=lambda update: update.at)
+    ]
