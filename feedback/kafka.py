@@ -1,0 +1,298 @@
+"""The bus on Apache Kafka: the only file that knows kafka-python. Same promises as `feedback.bus` states.
+
+Every send is acknowledged by all replicas or reported; readers belong to no group and never commit an offset.
+"""
+
+import logging
+import socket
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
+from kafka.admin import ConfigResource
+from kafka.errors import KafkaError, OffsetOutOfRangeError, TopicAlreadyExistsError
+from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
+
+from feedback.bus import COMPACTED, BusError, Partition, Record, TopicMismatch, check_size
+from feedback.schemas import TOPICS
+
+_log = logging.getLogger(__name__)
+
+_CONNECT_MS = 5_000
+_BLOCK_MS = 10_000
+_DELIVERY_MS = 30_000
+_DISCOVER_S = 10.0
+
+
+class KafkaBus:
+    """Connects when it is first used, and again after every failure; the broker may be absent when it is built."""
+
+    def __init__(self, bootstrap: str, client_id: str) -> None:
+        self.undelivered = 0
+        """Records that were sent and not acknowledged; whoever sent them keeps them and sends again."""
+        self._bootstrap = bootstrap
+        self._client_id = client_id
+        self._lock = threading.Lock()
+        self._producer: Any = None
+        self._pending: defaultdict[int, list[Any]] = defaultdict(list)
+
+    def send(self, topic: str, key: str, value: bytes, *, timestamp_ms: int | None = None) -> None:
+        """Buffer one record; waits at most 10 s for a broker."""
+        check_size(topic, value)
+        producer = self._connected()
+        try:
+            future = producer.send(topic, value=value, key=key.encode(), timestamp_ms=timestamp_ms)
+        except KafkaError as error:
+            self._reset(producer)
+            raise BusError(f"{topic}: not sent: {error}") from error
+        self._pending[threading.get_ident()].append(future)
+
+    def flush(self, timeout_s: float) -> None:
+        """Return once every record this thread sent is acknowledged by all replicas."""
+        futures = self._pending.pop(threading.get_ident(), [])
+        producer = self._producer
+        if not futures:
+            return
+        if producer is None:
+            self._fail(len(futures), "the connection was lost")
+        try:
+            producer.flush(timeout=timeout_s)
+        except KafkaError as error:
+            self._reset(producer)
+            self._fail(sum(not future.succeeded() for future in futures), str(error))
+        failed = [future for future in futures if not future.succeeded()]
+        if failed:
+            self._reset(producer)
+            self._fail(len(failed), str(failed[0].exception))
+
+    def ensure_topics(self, partitions: int) -> None:
+        """Create what is missing; refuse what exists with another partition count or clean-up policy."""
+        self._probe()
+        try:
+            admin = KafkaAdminClient(**self._client_options(), request_timeout_ms=_BLOCK_MS)
+        except KafkaError as error:
+            raise BusError(f"no Kafka at {self._bootstrap}: {error}") from error
+        try:
+            _create_missing(admin, partitions)
+            _check_topics(admin, partitions)
+        except KafkaError as error:
+            raise BusError(f"topics could not be made ready at {self._bootstrap}: {error}") from error
+        finally:
+            admin.close()
+
+    def reader(self, topics: Sequence[str]) -> "KafkaReader":
+        """A reader at the earliest records; it connects at the first poll."""
+        return KafkaReader(self._open_consumer, topics)
+
+    def close(self) -> None:
+        """Give what is buffered a second, then let go."""
+        with self._lock:
+            if self._producer is not None:
+                self._producer.close(timeout=1)
+                self._producer = None
+
+    def _connected(self) -> Any:
+        with self._lock:
+            if self._producer is None:
+                self._probe()
+                try:
+                    self._producer = KafkaProducer(
+                        **self._client_options(),
+                        metrics_enabled=False,
+                        acks="all",
+                        enable_idempotence=True,
+                        linger_ms=2,
+                        batch_size=131_072,
+                        max_block_ms=_BLOCK_MS,
+                        request_timeout_ms=_BLOCK_MS,
+                        delivery_timeout_ms=_DELIVERY_MS,
+                        allow_auto_create_topics=False,
+                    )
+                except KafkaError as error:
+                    raise BusError(f"no Kafka at {self._bootstrap}: {error}") from error
+            return self._producer
+
+    def _reset(self, producer: Any) -> None:
+        """Drop a producer in doubt: its unsent records would otherwise arrive behind what is sent again."""
+        with self._lock:
+            if self._producer is producer:
+                self._producer = None
+        producer.close(timeout=0)
+
+    def _fail(self, count: int, reason: str) -> None:
+        self.undelivered += count
+        raise BusError(f"{count} records not acknowledged: {reason}")
+
+    def _open_consumer(self) -> Any:
+        self._probe()
+        return KafkaConsumer(
+            **self._client_options(),
+            metrics_enabled=False,
+            group_id=None,
+            enable_auto_commit=False,
+            auto_offset_reset="none",
+            request_timeout_ms=_BLOCK_MS,
+            fetch_max_wait_ms=100,
+            max_partition_fetch_bytes=4 * 1024 * 1024,
+            metadata_max_age_ms=int(_DISCOVER_S * 1000),
+            allow_auto_create_topics=False,
+        )
+
+    def _client_options(self) -> dict[str, Any]:
+        return {
+            "bootstrap_servers": self._bootstrap.split(","),
+            "client_id": self._client_id,
+            "bootstrap_timeout_ms": _CONNECT_MS,
+            "reconnect_backoff_max_ms": 1_000,
+        }
+
+    def _probe(self) -> None:
+        """A client that cannot bootstrap leaves threads behind, so look for a listener first."""
+        for address in self._bootstrap.split(","):
+            host, _, port = address.rpartition(":")
+            try:
+                socket.create_connection((host, int(port)), timeout=_CONNECT_MS / 1000).close()
+                return
+            except OSError:
+                continue
+        raise BusError(f"no Kafka at {self._bootstrap}")
+
+
+class KafkaReader:
+    """Assigned to every partition of its topics, at positions that only its owner moves."""
+
+    def __init__(self, open_consumer: Callable[[], Any], topics: Sequence[str]) -> None:
+        self.lost: dict[Partition, int] = {}
+        self._open_consumer = open_consumer
+        self._topics = tuple(topics)
+        self._consumer: Any = None
+        self._wanted: dict[Partition, int] = {}
+        self._positions: dict[Partition, int] = {}
+        self._discover_at = 0.0
+
+    def seek(self, positions: Mapping[Partition, int]) -> None:
+        """Continue at these offsets. Takes effect at the next poll, connected or not."""
+        self._wanted = dict(positions)
+        self._positions = {}
+        self._discover_at = 0.0
+
+    def poll(self, timeout_s: float, max_records: int = 500) -> list[Record]:
+        """Records of all partitions. No broker, or a broker that fails, is silence until it is back."""
+        try:
+            self._assign_when_due()
+            if not self._positions:
+                time.sleep(min(timeout_s, 0.1))
+                return []
+            fetched = self._consumer.poll(timeout_ms=int(timeout_s * 1000), max_records=max_records)
+        except OffsetOutOfRangeError as error:
+            self._step_over_loss(error)
+            return []
+        except (BusError, KafkaError) as error:
+            _log.warning("reading %s: %s", ",".join(self._topics), error)
+            self._drop_consumer()
+            time.sleep(min(timeout_s, 1.0))
+            return []
+        return [self._record(record) for batch in fetched.values() for record in batch]
+
+    def lag(self) -> dict[Partition, int]:
+        """From the ends that came with the last fetches."""
+        if self._consumer is None:
+            return {}
+        ends = {where: self._consumer.highwater(TopicPartition(*where)) for where in self._positions}
+        return {where: end - self._positions[where] for where, end in ends.items() if end is not None}
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self._drop_consumer()
+
+    def _record(self, raw: Any) -> Record:
+        self._positions[raw.topic, raw.partition] = raw.offset + 1
+        key = None if raw.key is None else raw.key.decode(errors="replace")
+        return Record(raw.topic, raw.partition, raw.offset, key, raw.value, raw.timestamp)
+
+    def _assign_when_due(self) -> None:
+        """Connect, find the partitions (an operator may add some) and seek those that are new."""
+        if time.monotonic() < self._discover_at:
+            return
+        if self._consumer is None:
+            self._consumer = self._open_consumer()
+        known = [
+            TopicPartition(topic, number)
+            for topic in self._topics
+            for number in self._consumer.partitions_for_topic(topic)
+        ]
+        fresh = [part for part in known if (part.topic, part.partition) not in self._positions]
+        if fresh:
+            self._consumer.assign(known)
+            earliest = self._consumer.beginning_offsets(fresh, timeout_ms=_BLOCK_MS)
+            for part in fresh:
+                where = (part.topic, part.partition)
+                self._move(where, self._wanted.get(where, earliest[part]))
+        self._discover_at = time.monotonic() + (_DISCOVER_S if known else 0.5)
+
+    def _step_over_loss(self, error: OffsetOutOfRangeError) -> None:
+        """Retention removed what was next, or the topic was made anew: go on at the earliest, and say so."""
+        parts = list(error.args[0])
+        for part, earliest in self._consumer.beginning_offsets(parts, timeout_ms=_BLOCK_MS).items():
+            where = (part.topic, part.partition)
+            missing = max(0, earliest - self._positions[where])
+            self.lost[where] = self.lost.get(where, 0) + missing
+            _log.error("lost %d records of %s-%d before offset %d", missing, *where, earliest)
+            self._move(where, earliest)
+
+    def _move(self, where: Partition, offset: int) -> None:
+        self._consumer.seek(TopicPartition(*where), offset)
+        self._positions[where] = offset
+
+    def _drop_consumer(self) -> None:
+        """Remember how far we were; the next poll connects again there."""
+        self._wanted |= self._positions
+        self._positions = {}
+        self._discover_at = 0.0
+        if self._consumer is not None:
+            self._consumer.close(autocommit=False, timeout_ms=1_000)
+            self._consumer = None
+
+
+def wait_for_broker(bus: KafkaBus, *, partitions: int, timeout_s: float) -> None:
+    """Keep trying `ensure_topics` while a broker starts. Raises TopicMismatch at once, another BusError at the end."""
+    retrying = Retrying(
+        retry=retry_if_exception(
+            lambda error: isinstance(error, BusError) and not isinstance(error, TopicMismatch)
+        ),
+        wait=wait_random_exponential(multiplier=0.2, max=2),
+        stop=stop_after_delay(timeout_s),
+        reraise=True,
+    )
+    retrying(bus.ensure_topics, partitions)
+
+
+def _create_missing(admin: Any, partitions: int) -> None:
+    missing = sorted(set(TOPICS) - set(admin.list_topics()))
+    for topic in missing:
+        policy = "compact" if topic in COMPACTED else "delete"
+        options = {"num_partitions": partitions, "configs": {"cleanup.policy": policy}}
+        try:
+            admin.create_topics({topic: options})
+        except TopicAlreadyExistsError:
+            _log.info("topic %s was made by another process", topic)
+    admin.wait_for_topics(missing)
+
+
+def _check_topics(admin: Any, partitions: int) -> None:
+    described = {topic["name"]: len(topic["partitions"]) for topic in admin.describe_topics(list(TOPICS))}
+    resources = [ConfigResource("TOPIC", topic, ["cleanup.policy"]) for topic in TOPICS]
+    policies = admin.describe_configs(resources, config_filter="all")["topic"]
+    for topic in TOPICS:
+        if described[topic] != partitions:
+            raise TopicMismatch(
+                f"topic {topic} has {described[topic]} partitions and {partitions} are set: "
+                "all topics need one partition count (set it to what exists, or start with new topics)"
+            )
+        policy = policies[topic]["cleanup.policy"]["value"]
+        if ("compact" in policy) != (topic in COMPACTED):
+            wanted = "compact" if topic in COMPACTED else "delete"
+            raise TopicMismatch(f"topic {topic} has cleanup.policy={policy}, it must be {wanted}")

@@ -1,0 +1,128 @@
+"""SQL state that must survive: one SQLite file (or PostgreSQL schema) per role, and the positions of its readers.
+
+Positions move in the same transaction as the state they produced, by compare-and-set: a process that was presumed
+dead and comes back cannot move them again.
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Connection,
+    Engine,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    create_engine,
+    event,
+    insert,
+    select,
+    text,
+    update,
+)
+from sqlalchemy.exc import IntegrityError
+
+from feedback.bus import Partition
+
+_METADATA = MetaData()
+
+_POSITIONS = Table(
+    "positions",
+    _METADATA,
+    Column("reader", String, primary_key=True),
+    Column("topic", String, primary_key=True),
+    Column("partition", Integer, primary_key=True),
+    Column("next_offset", BigInteger, nullable=False),
+)
+
+_ROLE = re.compile(r"^[a-z][a-z0-9_]{0,40}$")
+
+
+class Zombie(RuntimeError):
+    """Somebody else moved this reader's positions: this process must stop and start again from what is stored."""
+
+
+def open_database(role: str, *, home: Path, url: str | None) -> Engine:
+    """The role's database: `<home>/db/<role>.sqlite`, or the schema `<role>` of the PostgreSQL at `url`.
+
+    Write transactions (`engine.begin()`) take SQLite's write lock when they begin, so that two of them never
+    deadlock half way; use `reading(engine)` where nothing is written.
+    """
+    if not _ROLE.match(role):
+        raise ValueError(f"{role!r} is not a role name")
+    engine = _open_postgres(url, role) if url else _open_sqlite(home / "db" / f"{role}.sqlite")
+    _METADATA.create_all(engine)
+    return engine
+
+
+def reading(engine: Engine) -> Engine:
+    """The same database for transactions that only read: they never wait for a writer."""
+    return engine.execution_options(read_only=True)
+
+
+def read_positions(conn: Connection, reader: str) -> dict[Partition, int]:
+    """Where a reader goes on, by (topic, partition)."""
+    rows = conn.execute(select(_POSITIONS).where(_POSITIONS.c.reader == reader))
+    return {(row.topic, row.partition): row.next_offset for row in rows}
+
+
+def advance(conn: Connection, reader: str, moves: Mapping[Partition, tuple[int | None, int]]) -> None:
+    """Move positions from what this process believes is stored (None: nothing) to the next. Raises Zombie."""
+    for (topic, partition), (old, new) in moves.items():
+        where = {"reader": reader, "topic": topic, "partition": partition}
+        if old is None:
+            try:
+                conn.execute(insert(_POSITIONS).values(**where, next_offset=new))
+            except IntegrityError as error:
+                raise Zombie(f"{reader}: {topic}-{partition} was already read by another process") from error
+            continue
+        moved = conn.execute(
+            update(_POSITIONS)
+            .where(
+                _POSITIONS.c.reader == reader,
+                _POSITIONS.c.topic == topic,
+                _POSITIONS.c.partition == partition,
+                _POSITIONS.c.next_offset == old,
+            )
+            .values(next_offset=new)
+        )
+        if moved.rowcount != 1:
+            raise Zombie(f"{reader}: {topic}-{partition} is no longer at {old}: another process moved it")
+
+
+def _open_sqlite(path: Path) -> Engine:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    engine = create_engine(f"sqlite:///{path}")
+    event.listen(engine, "connect", _tune_sqlite)
+    event.listen(engine, "begin", _begin_sqlite)
+    return engine
+
+
+def _tune_sqlite(connection: Any, _record: Any) -> None:
+    """Survives kill -9 of the process at every line; a power cut may take the last commits, never the file."""
+    connection.isolation_level = None
+    for pragma in (
+        "journal_mode=WAL",
+        "synchronous=NORMAL",
+        "foreign_keys=ON",
+        "busy_timeout=5000",
+        "cache_size=-65536",
+    ):
+        connection.execute(f"PRAGMA {pragma}")
+
+
+def _begin_sqlite(conn: Connection) -> None:
+    read_only = conn.get_execution_options().get("read_only", False)
+    conn.exec_driver_sql("BEGIN" if read_only else "BEGIN IMMEDIATE")
+
+
+def _open_postgres(url: str, role: str) -> Engine:
+    engine = create_engine(url, connect_args={"options": f"-csearch_path={role}"}, pool_pre_ping=True)
+    with engine.begin() as conn:
+        conn.execute(text(f'CREATE SCHEMA IF NOT EXISTS "{role}"'))
+    return engine
