@@ -37,8 +37,11 @@ def exact_kl(logits_p_NV: Tensor, logits_q_NV: Tensor) -> Tensor:
 
     KL(old || new) is `exact_kl(old, new)`; KL(policy || reference) is `exact_kl(policy, reference)`.
     """
-    logp_NV = torch.log_softmax(logits_p_NV, dim=-1)
-    logq_NV = torch.log_softmax(logits_q_NV, dim=-1)
+    return kl_of_logprobs(torch.log_softmax(logits_p_NV, dim=-1), torch.log_softmax(logits_q_NV, dim=-1))
+
+
+def kl_of_logprobs(logp_NV: Tensor, logq_NV: Tensor) -> Tensor:
+    """`exact_kl` where the log-softmax is already taken; a token that p never takes adds nothing."""
     term_NV = logp_NV.exp() * (logp_NV - logq_NV)
     return torch.where(logp_NV == -torch.inf, torch.zeros_like(term_NV), term_NV).sum(dim=-1)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from feedback.schemas import Decision
 from feedback.training_section import Staleness, Training
-from online_trainer.kl import exact_kl, k3
+from online_trainer.kl import k3, kl_of_logprobs
 from online_trainer.ppo import RatioStatistics, log_ratio, truncated_weight
 
 SINGLE_USER_FACTOR = 0.5
@@ -105,10 +105,11 @@ def moves(
     kl_old = KL(old || new) and kl_ref = KL(new || reference) exactly; k3_mu estimates KL(mu || new) on mu's own
     tokens; `weight_N` = min(old / mu, cap) makes those tokens stand for tokens of `old` in M2 and the big moves.
     """
-    new_N, old_N = _picked(new_NV, ids_N), _picked(old_NV, ids_N)
+    logp_NV, logold_NV, logref_NV = (_logprobs(x) for x in (new_NV, old_NV, reference_NV))
+    new_N, old_N = (x.gather(-1, ids_N[:, None])[:, 0].double() for x in (logp_NV, logold_NV))
     return Moves(
-        kl_old_N=exact_kl(old_NV.double(), new_NV.double()).clamp(min=0.0),
-        kl_ref_N=exact_kl(new_NV.double(), reference_NV.double()).clamp(min=0.0),
+        kl_old_N=kl_of_logprobs(logold_NV, logp_NV).clamp(min=0.0).double(),
+        kl_ref_N=kl_of_logprobs(logp_NV, logref_NV).clamp(min=0.0).double(),
         k3_mu_N=k3(mu_N.double(), new_N),
         move_N=new_N - old_N,
         weight_N=truncated_weight(old_N, mu_N.double(), cap=tis_cap),
@@ -116,9 +117,9 @@ def moves(
     )
 
 
-def _picked(logits_NV: Tensor, ids_N: Tensor) -> Tensor:
-    """Log-probability of each id, float64."""
-    return torch.log_softmax(logits_NV.double(), dim=-1).gather(-1, ids_N[:, None])[:, 0]
+def _logprobs(logits_NV: Tensor) -> Tensor:
+    """log softmax in float32, or in float64 where the logits are."""
+    return torch.log_softmax(logits_NV if logits_NV.dtype == torch.float64 else logits_NV.float(), dim=-1)
 
 
 def measure(chunks: Sequence[Moves], *, statistics: RatioStatistics, grad_norm: float) -> Measures:
