@@ -43,20 +43,26 @@ def held_out_explained(
     names = {name: i for i, name in enumerate(dict.fromkeys(episodes))}
     if len(names) < 2:
         return Explained(explained_variance(value_N, return_N), -torch.inf, len(return_N))
-    episode_N = torch.tensor([names[e] for e in episodes])
-    sums_ES = torch.zeros(len(names), 5, dtype=torch.float64)
-    residual_N = return_N - value_N
-    columns_NS = torch.stack(
-        [torch.ones_like(return_N), return_N, return_N**2, residual_N, residual_N**2], dim=1
-    )
-    sums_ES = sums_ES.index_add(0, episode_N, columns_NS)
-    drawn_RE = torch.randint(len(names), (RESAMPLES, len(names)), generator=generator)
-    n_R, g_R, g2_R, e_R, e2_R = sums_ES[drawn_RE].sum(dim=1).unbind(dim=1)
-    spread_R = g2_R / n_R - (g_R / n_R) ** 2
-    left_R = e2_R / n_R - (e_R / n_R) ** 2
-    explained_R = torch.where(spread_R > 0, 1.0 - left_R / spread_R.clamp(min=1e-12), torch.zeros_like(left_R))
-    lower = float(explained_R.quantile(1.0 - CONFIDENCE))
+    sums_ES = _episode_sums(value_N, return_N, torch.tensor([names[e] for e in episodes]), len(names))
+    drawn = [_draw(sums_ES, generator) for _ in range(RESAMPLES)]
+    lower = float(torch.tensor(drawn).quantile(1.0 - CONFIDENCE))
     return Explained(explained_variance(value_N, return_N), lower, len(return_N))
+
+
+def _episode_sums(value_N: Tensor, return_N: Tensor, episode_N: Tensor, episodes: int) -> Tensor:
+    """sums_ES: per episode the count, sum and sum of squares of returns and of residuals."""
+    left_N = return_N - value_N
+    column_NS = torch.stack([torch.ones_like(left_N), return_N, return_N**2, left_N, left_N**2], dim=1)
+    return torch.zeros(episodes, 5, dtype=torch.float64).index_add(0, episode_N, column_NS)
+
+
+def _draw(sums_ES: Tensor, generator: torch.Generator) -> float:
+    """Explained variance of one resample of the episodes."""
+    episodes = len(sums_ES)
+    times_E = torch.bincount(torch.randint(episodes, (episodes,), generator=generator), minlength=episodes)
+    count, g, g2, left, left2 = (times_E.double() @ sums_ES).tolist()
+    spread = g2 / count - (g / count) ** 2
+    return 1.0 - (left2 / count - (left / count) ** 2) / spread if spread > 1e-12 else 0.0
 
 
 def turn_index_means(

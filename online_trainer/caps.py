@@ -15,9 +15,7 @@ def influence_factors(
     """Factor in [0, 1] for each episode's gradient weight (its sum of w |A| over tokens). `single_user` lifts the
     rater's cap and keeps the episode's."""
     rater_share = 1.0 if settings.single_user else settings.max_rater_share
-    return capped_factors(
-        weights, raters, rater_share=rater_share, episode_share=settings.max_episode_share
-    )
+    return capped_factors(weights, raters, rater_share=rater_share, episode_share=settings.max_episode_share)
 
 
 def capped_factors(
@@ -33,7 +31,9 @@ def capped_factors(
     members: dict[str, list[int]] = {}
     for index, rater in enumerate(raters):
         members.setdefault(rater, []).append(index)
-    total = _largest_total([[weights[i] for i in group] for group in members.values()], rater_share, episode_share)
+    total = _largest_total(
+        [[weights[i] for i in group] for group in members.values()], rater_share, episode_share
+    )
     factors = [0.0] * len(weights)
     for group in members.values():
         kept = [min(weights[i], episode_share * total) for i in group]

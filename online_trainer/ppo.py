@@ -71,9 +71,7 @@ def policy_loss(
     `advantage_BT` is constant inside a turn and may already carry a rater's cap.
     """
     new, old, mu, advantage = (blank(x, mask_BT) for x in (logprob_BT, old_BT, mu_BT, advantage_BT))
-    loss_BT = ppo_dual_clip(
-        new, old, advantage, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip
-    )
+    loss_BT = ppo_dual_clip(new, old, advantage, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
     return token_sum(loss_BT, truncated_weight(old, mu, cap=tis_cap), mask_BT, total=total)
 
 

@@ -19,7 +19,9 @@ BIAS_DECAY = 0.05
 GOLD = -1
 
 
-def bradley_terry(better_N: Tensor, worse_N: Tensor, *, margin: float = 0.0, smoothing: float = 0.0) -> Tensor:
+def bradley_terry(
+    better_N: Tensor, worse_N: Tensor, *, margin: float = 0.0, smoothing: float = 0.0
+) -> Tensor:
     """-log sigma(r_w - r_l - m) per pair; smoothing s mixes in the reverse pair, with its minimum at log((1-s)/s)."""
     gap_N = better_N - worse_N - margin
     forward_N = nn.functional.softplus(-gap_N)
@@ -159,7 +161,7 @@ class RewardModel:
 
     def _step(self, loss: Tensor) -> float:
         if not bool(torch.isfinite(loss)):
-            return float(loss)
+            return float(loss.detach())
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(self.heads.parameters(), 1.0)
@@ -168,9 +170,7 @@ class RewardModel:
 
     def _seats(self, raters: Sequence[str]) -> list[int]:
         settings = self._settings
-        return [
-            seat_of(r, members=settings.members, gold_share=settings.holdout_raters) for r in raters
-        ]
+        return [seat_of(r, members=settings.members, gold_share=settings.holdout_raters) for r in raters]
 
     def _allowed(self, raters: Sequence[str]) -> Tensor:
         """allowed_KN: whether member k may learn from rater n. The gold member learns from gold raters alone."""
@@ -200,14 +200,14 @@ def calibrate(score_N: Tensor, up_N: Tensor) -> float:
     rate = float(up_N.mean().clamp(0.02, 0.98))
     base = torch.logit(torch.tensor(rate))
     centred_N = score_N - score_N.mean()
-    grid = [2.0 ** (i / 4) for i in range(17)]
+    grid = [float(2.0 ** (i / 4)) for i in range(17)]
     losses = [float(thumbs_loss(centred_N / t, base.expand_as(centred_N), up_N).mean()) for t in grid]
-    return grid[losses.index(min(losses))]
+    return min(zip(losses, grid, strict=True))[1]
 
 
 @dataclass(frozen=True)
 class Centre:
-    """Running centre of the pessimistic score and of what the members agree on. Checkpoint all three."""
+    """Where the pessimistic score usually lies and how it varies between answers. Checkpoint all three."""
 
     mean: float = 0.0
     square: float = 0.0
@@ -215,7 +215,7 @@ class Centre:
 
     @property
     def signal(self) -> float:
-        """Variance between answers of the members' mean score."""
+        """Variance between answers of the pessimistic score."""
         return max(0.0, self.square - self.mean**2)
 
     def after(self, score_KN: Tensor, *, kappa: float) -> "Centre":

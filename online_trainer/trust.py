@@ -7,6 +7,7 @@ its limit; every KL that decides is exact over the vocabulary, or an estimator o
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
+from statistics import median
 
 import torch
 from torch import Tensor
@@ -14,10 +15,11 @@ from torch import Tensor
 from feedback.schemas import Decision
 from feedback.training_section import Staleness, Training
 from online_trainer.kl import k3, kl_of_logprobs
-from online_trainer.ppo import RatioStatistics, log_ratio, truncated_weight
+from online_trainer.ppo import RatioStatistics, effective_share, log_ratio, truncated_weight
 
 SINGLE_USER_FACTOR = 0.5
 BIG_MOVE = math.log(2.0)
+GRADIENT_JUMP = 10.0
 
 
 @dataclass(frozen=True)
@@ -132,9 +134,9 @@ def measure(chunks: Sequence[Moves], *, statistics: RatioStatistics, grad_norm: 
         k3_mu=float(joined["k3_mu_N"].mean()),
         kl_ref=float(joined["kl_ref_N"].mean()),
         m2=float((weight_N * move_N.square()).sum() / weight),
-        turn_kl=float(joined["kl_old_N"].sum()) / len(joined["turn_N"].unique()),
+        turn_kl=float(joined["kl_old_N"].sum()) / joined["turn_N"].bincount().count_nonzero().item(),
         big_move_share=float((weight_N * (move_N.abs() > BIG_MOVE)).sum() / weight),
-        ess=float(weight**2 / (len(weight_N) * weight_N.square().sum())),
+        ess=effective_share(weight_N),
         clip_fraction=statistics.clip_fraction,
         grad_norm=grad_norm,
         tokens=float(len(weight_N)),
@@ -172,6 +174,15 @@ def should_stop(k3_old: float, clip_fraction: float, *, limits: Limits) -> str |
         return f"k3_old {k3_old:.3g} > {limits.k3_old_stop:.3g}"
     if clip_fraction > limits.clip_fraction:
         return f"clip_fraction {clip_fraction:.3g} > {limits.clip_fraction:.3g}"
+    return None
+
+
+def wild_gradient(norm: float, recent: Sequence[float]) -> str | None:
+    """The reason to skip a step whose gradient norm is not finite or above ten times the median of recent ones."""
+    if not math.isfinite(norm):
+        return "non_finite grad_norm"
+    if recent and norm > (bound := GRADIENT_JUMP * median(recent)):
+        return f"grad_norm {norm:.3g} > {bound:.3g}"
     return None
 
 

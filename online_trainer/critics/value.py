@@ -54,7 +54,7 @@ class ValueHeads(nn.Module):
 def own_fold(value_KHN: Tensor, fold_N: Tensor) -> Tensor:
     """value_HN: each turn as its own fold's member sees it."""
     index_1HN = fold_N.expand(1, value_KHN.shape[1], -1)
-    return value_KHN.gather(0, index_1HN)[0]
+    return value_KHN.gather(0, index_1HN).squeeze(0)
 
 
 def cross_fit_loss(value_KHN: Tensor, return_N: Tensor, fold_N: Tensor) -> Tensor:
@@ -87,7 +87,7 @@ class Critic:
         """
         loss = cross_fit_loss(self.heads(feature_NF), return_N, _folds(episode_ids, feature_NF.device))
         if not bool(torch.isfinite(loss)):
-            return float(loss)
+            return float(loss.detach())
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(self.heads.parameters(), 1.0)
@@ -104,8 +104,8 @@ class Critic:
     @torch.no_grad()
     def spread(self, feature_NF: Tensor, *, episode_ids: Sequence[str]) -> Tensor:
         """|V1 - V2| per turn: how unsure the critic is."""
-        first_N, second_N = own_fold(self.heads(feature_NF), _folds(episode_ids, feature_NF.device))
-        return (first_N - second_N).abs()
+        value_HN = own_fold(self.heads(feature_NF), _folds(episode_ids, feature_NF.device))
+        return (value_HN[0] - value_HN[1]).abs()
 
     @torch.no_grad()
     def bootstrap(self, feature_NF: Tensor, *, episode_ids: Sequence[str]) -> Tensor:
