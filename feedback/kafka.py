@@ -3,6 +3,7 @@
 Every send is acknowledged by all replicas or reported; readers belong to no group and never commit an offset.
 """
 
+import contextlib
 import logging
 import socket
 import threading
@@ -20,6 +21,9 @@ from feedback.bus import COMPACTED, BusError, Partition, Record, TopicMismatch, 
 from feedback.schemas import TOPICS
 
 _log = logging.getLogger(__name__)
+logging.getLogger("kafka").setLevel(
+    logging.CRITICAL
+)  # it logs every reconnect as an error; failures reach us anyway
 
 _CONNECT_MS = 5_000
 _BLOCK_MS = 10_000
@@ -90,9 +94,11 @@ class KafkaBus:
     def close(self) -> None:
         """Give what is buffered a second, then let go."""
         with self._lock:
-            if self._producer is not None:
-                self._producer.close(timeout=1)
-                self._producer = None
+            producer, self._producer = self._producer, None
+        if producer is not None:
+            with contextlib.suppress(KafkaError):
+                producer.flush(timeout=1)
+            _abandon(producer)
 
     def _connected(self) -> Any:
         with self._lock:
@@ -120,7 +126,7 @@ class KafkaBus:
         with self._lock:
             if self._producer is producer:
                 self._producer = None
-        producer.close(timeout=0)
+        _abandon(producer)
 
     def _fail(self, count: int, reason: str) -> None:
         self.undelivered += count
@@ -268,6 +274,14 @@ def wait_for_broker(bus: KafkaBus, *, partitions: int, timeout_s: float) -> None
         reraise=True,
     )
     retrying(bus.ensure_topics, partitions)
+
+
+def _abandon(producer: Any) -> None:
+    """Fail what is still buffered. `close` alone raises on unsent records and leaves its thread sending them."""
+    producer._sender.force_close()
+    producer._sender.join(timeout=_BLOCK_MS / 1000)
+    with contextlib.suppress(KafkaError):
+        producer.close(timeout=0)
 
 
 def _create_missing(admin: Any, partitions: int) -> None:
