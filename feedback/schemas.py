@@ -317,7 +317,12 @@ class Experience(Message):
     )
     outcome_source: OutcomeSource | None = None
     outcome_reward: Annotated[float, Field(ge=-1, le=1)] | None = Field(
-        default=None, description="o: added at the last turn; None = unknown, use the baseline"
+        default=None, description="o: added at `outcome_turn`; None = unknown, use the baseline"
+    )
+    outcome_turn: int | None = Field(
+        default=None,
+        ge=0,
+        description="index into `turns` of the turn that ended the work, where the outcome lands; None = no turn",
     )
     indicators: Indicators = Indicators()
     trainable: bool
