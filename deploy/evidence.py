@@ -26,10 +26,12 @@ class TwoArm:
 
     H0 of "worse": mu1 >= mu0 - margin (reject: roll back). H0 of "better": mu1 <= mu0 - margin (reject: promote).
     `weight` and `sum` are the pseudo-counts of the two running estimates; `n` and `total` are what was observed.
+    Nothing is bet until both arms have `burn_in` units: an arm that nobody rates is no evidence against either.
     """
 
     side: Side
     margin: float
+    burn_in: float = 0.0
     weight0: Real = 1.0
     weight1: Real = 1.0
     sum0: Real = 0.5
@@ -47,7 +49,8 @@ class TwoArm:
         mean0, mean1 = self.sum0 / self.weight0, self.sum1 / self.weight1
         factor = bet(shifted, arm, propensity, mean0, mean1)
         ahead = mean1 > mean0 if self.side == "better" else mean1 < mean0
-        log_e = self.log_e + counts * np.where(ahead, np.log(factor), 0.0)
+        bets = ahead & (np.minimum(self.n0, self.n1) >= self.burn_in)
+        log_e = self.log_e + counts * np.where(bets, np.log(factor), 0.0)
         in0, in1 = counts * (1.0 - arm), counts * arm
         return replace(
             self,
