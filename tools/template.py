@@ -7,6 +7,7 @@ that does not know them, so no user, tool, schema or history text can open, clos
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any
 
@@ -171,14 +172,16 @@ def _without_control_tokens(spec: dict[str, Any]) -> dict[str, Any]:
         raise ValueError(f"unsupported tokenizer model {model.get('type')!r}: its vocabulary must be a map")
     added = {token["content"] for token in spec["added_tokens"]}
     vocab = {piece: index for piece, index in model["vocab"].items() if piece not in added}
+    merges = [merge for merge in model.get("merges", []) if not _spells(merge, added)]
     unknown = None if model.get("unk_token") in added else model.get("unk_token")
-    return {
-        **spec,
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [],
-        "model": {**model, "vocab": vocab, "unk_token": unknown},
-    }
+    literal = {**model, "vocab": vocab, "merges": merges, "unk_token": unknown}
+    return {**spec, "truncation": None, "padding": None, "added_tokens": [], "model": literal}
+
+
+def _spells(merge: str | Sequence[str], added: AbstractSet[str]) -> bool:
+    """Whether a merge makes, or is made of, a control token: ordinary pieces must not grow into one."""
+    left, right = merge.split(" ", 1) if isinstance(merge, str) else merge
+    return bool(added & {left, right, left + right})
 
 
 def _json(value: object) -> str:
