@@ -3,6 +3,7 @@
 A folder is formatted once and keeps its cluster id for ever; a changed port only rewrites the properties.
 """
 
+import os
 import socket
 import struct
 import subprocess
@@ -37,7 +38,9 @@ def prepare_node(folder: Path, *, port: int, controller_port: int, host: str = "
     """Write the properties and format the storage if it is new. Raises KafkaNodeError."""
     jars = jars_folder()
     if not any(jars.glob("kafka_*.jar")):
-        raise KafkaNodeError(f"Kafka's jars are not in {jars}; run `make setup`, or name a cluster in RATCHET_KAFKA")
+        raise KafkaNodeError(
+            f"Kafka's jars are not in {jars}; run `make setup`, or name a cluster in RATCHET_KAFKA"
+        )
     data = folder / "data"
     data.mkdir(parents=True, exist_ok=True)
     properties = folder / "server.properties"
@@ -91,3 +94,16 @@ def _java(*, heap_mb: int) -> tuple[str, ...]:
         "-cp",
         str(jars_folder() / "*"),
     )
+
+
+def main(folder: str, port: str, controller_port: str) -> None:
+    """`python -m deploy.kafka_node FOLDER PORT CONTROLLER_PORT`: become the broker."""
+    try:
+        node = prepare_node(Path(folder), port=int(port), controller_port=int(controller_port))
+    except KafkaNodeError as error:
+        sys.exit(f"kafka: {error}")
+    os.execvp(node.command[0], node.command)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
