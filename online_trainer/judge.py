@@ -1,0 +1,116 @@
+"""The reward model's verb: learn every thumb so far from the start, be tried on raters it never met, price what nobody rated.
+
+Invariant: nothing is priced unless the trial passes; a rated answer keeps its rating.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from feedback.training_section import RewardModelSettings
+from online_trainer.lessons import Lesson, Replay
+from online_trainer.reward_model import Centre, Labels, RewardModel, Trial, price
+
+BATCH = 128
+EPOCHS = 6
+MOST_STEPS = 200
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """How the trial went, and rho of each priced turn by episode and turn."""
+
+    trial: Trial
+    passed: bool
+    rho: Mapping[str, Mapping[int, float]]
+    centre: Centre
+
+    def measures(self) -> dict[str, float]:
+        priced = [value for turns in self.rho.values() for value in turns.values()]
+        return {
+            "reward_model/agreement": self.trial.agreement,
+            "reward_model/labels": float(self.trial.labels),
+            "reward_model/passed": float(self.passed),
+            "reward_model/priced": float(len(priced)),
+            "reward_model/mean": sum(priced) / len(priced) if priced else 0.0,
+        }
+
+
+def train_judge(
+    replay: Replay, *, features: int, settings: RewardModelSettings, seed: int
+) -> tuple[RewardModel, Trial]:
+    """A new ensemble on all thumbs and earlier ratings; the trial is on thumbs alone."""
+    model = RewardModel(features, settings=settings, seed=seed)
+    labels = _labels(replay, thumbs_only=False)
+    if not len(labels):
+        return model, Trial(0.5, 0, 1.0)
+    generator = torch.Generator().manual_seed(seed)
+    steps = min(MOST_STEPS, EPOCHS * max(1, len(labels) // BATCH) + 30)
+    for _ in range(steps):
+        drawn = torch.randint(len(labels), (min(BATCH, len(labels)),), generator=generator)
+        raters = tuple(labels.raters[at] for at in drawn.tolist())
+        model.learn(Labels(labels.feature_NF[drawn], raters, labels.up_N[drawn]))
+    thumbs = _labels(replay, thumbs_only=True)
+    return model, model.trial(thumbs) if len(thumbs) else Trial(0.5, 0, 1.0)
+
+
+def judge(
+    model: RewardModel,
+    trial: Trial,
+    replay: Replay,
+    asked: Sequence[Lesson],
+    *,
+    centre: Centre,
+    settings: RewardModelSettings,
+) -> Judgement:
+    """Price the turns that end an interaction and that no rating reaches."""
+    turns = [(lesson.episode_id, at) for lesson in asked for at in _unrated(lesson)]
+    if not turns:
+        return Judgement(trial, trial.passes(settings), {}, centre)
+    feature_NG = torch.stack([replay.features[episode].answer_TG[at] for episode, at in turns]).float()
+    score_KN = model.scores(feature_NG)
+    centre = centre.after(score_KN, kappa=settings.kappa)
+    rho: dict[str, dict[int, float]] = {}
+    if trial.passes(settings):
+        prices = price(score_KN, centre, temperature=trial.temperature, kappa=settings.kappa).tolist()
+        for (episode, at), value in zip(turns, prices, strict=True):
+            rho.setdefault(episode, {})[at] = value
+    return Judgement(trial, trial.passes(settings), rho, centre)
+
+
+def _unrated(lesson: Lesson) -> list[int]:
+    """Turns to price: they end an interaction, carry no full rating, and a known outcome does not already price them."""
+    return [
+        at
+        for at, (ends, channels) in enumerate(zip(lesson.ends, lesson.channels, strict=True))
+        if ends
+        and not (channels.rating is not None and channels.tau >= 1.0)
+        and not (lesson.outcome_reward is not None and at == lesson.answer)
+    ]
+
+
+def _labels(replay: Replay, *, thumbs_only: bool) -> Labels:
+    """Thumbs on answers, and the signs of earlier ratings."""
+    found: list[tuple[torch.Tensor, str, float]] = []
+    for lesson in replay.lessons.values():
+        features = replay.features.get(lesson.episode_id)
+        if features is None:
+            continue
+        if lesson.thumb is not None:
+            found.append((features.answer_TG[lesson.answer], lesson.rater, float(lesson.thumb)))
+        if not thumbs_only:
+            found += [
+                (features.answer_TG[at], lesson.rater, float(channels.rating > 0))
+                for at, channels in enumerate(lesson.channels)
+                if channels.rating
+            ]
+    if not found:
+        return Labels(torch.zeros((0, 1)), (), torch.zeros(0))
+    return Labels(
+        torch.stack([feature for feature, _, _ in found]).float(),
+        tuple(rater for _, rater, _ in found),
+        torch.tensor([up for _, _, up in found]),
+    )

@@ -1,0 +1,154 @@
+"""Every episode the trainer has seen, as the reward model and the critic learn from it: prices, labels and features.
+
+Invariant: an episode has one lesson, its newest revision; features are computed once, since ids never change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from pydantic import BaseModel, ConfigDict
+
+from feedback.agent_file import Weights
+from feedback.schemas import Channels, Experience
+from online_trainer.features import Features, Survey
+
+
+class Lesson(BaseModel):
+    """An episode without its ids."""
+
+    model_config = ConfigDict(frozen=True)
+
+    episode_id: str
+    revision: int
+    rater: str
+    ends: tuple[bool, ...]
+    channels: tuple[Channels, ...]
+    thumb: int | None
+    outcome_reward: float | None
+
+    @classmethod
+    def of(cls, experience: Experience) -> Lesson:
+        return cls(
+            episode_id=experience.episode_id,
+            revision=experience.revision,
+            rater=experience.rater,
+            ends=tuple(priced.ends_interaction for priced in experience.turns),
+            channels=tuple(priced.channels for priced in experience.turns),
+            thumb=experience.thumb,
+            outcome_reward=experience.outcome_reward,
+        )
+
+    @property
+    def answer(self) -> int:
+        """The turn that a thumb on the episode judges: the one that ends its last interaction."""
+        return max((number for number, ends in enumerate(self.ends) if ends), default=len(self.ends) - 1)
+
+
+def rewards(lesson: Lesson, rho: Mapping[int, float], *, weights: Weights, clip: float) -> tuple[float, ...]:
+    """Reward of each turn (algorithms.md 9.2): clip(q + f + progress + length), the known outcome added at the last.
+
+    q = (1 - tau) rho + tau u, where the reward model's rho is 0 for turns it does not price.
+    """
+    priced = []
+    for number, channels in enumerate(lesson.channels):
+        tau = channels.tau if channels.rating is not None else 0.0
+        quality = (1.0 - tau) * rho.get(number, 0.0) + tau * (channels.rating or 0.0)
+        total = (
+            weights.quality * quality
+            + weights.tools * channels.tools
+            + weights.progress * channels.progress
+            + weights.length * channels.length
+        )
+        priced.append(max(-clip, min(clip, total)))
+    if priced and lesson.outcome_reward is not None:
+        priced[-1] += weights.outcome * lesson.outcome_reward
+    return tuple(priced)
+
+
+@dataclass
+class Replay:
+    """Lessons by episode, oldest first; experiences whose features are still to be computed."""
+
+    lessons: dict[str, Lesson] = field(default_factory=dict)
+    features: dict[str, Features] = field(default_factory=dict)
+    unseen: dict[str, Experience] = field(default_factory=dict)
+
+    def add(self, experience: Experience) -> None:
+        """Keep the newest revision."""
+        known = self.lessons.get(experience.episode_id)
+        if known is not None and known.revision >= experience.revision:
+            return
+        self.lessons[experience.episode_id] = Lesson.of(experience)
+        if experience.episode_id not in self.features:
+            self.unseen[experience.episode_id] = experience
+
+    def withdraw(self, episode_id: str) -> None:
+        """Forget what a person took back."""
+        self.lessons.pop(episode_id, None)
+        self.features.pop(episode_id, None)
+        self.unseen.pop(episode_id, None)
+
+    def learn(self, survey: Survey) -> None:
+        """Features of everything that was unseen."""
+        for episode_id, experience in self.unseen.items():
+            self.features[episode_id] = survey.features(experience)
+        self.unseen = {}
+
+    def trim(self, turns: int, *, keep: Container[str]) -> None:
+        """Drop the oldest lessons beyond so many turns, but none that the policy still waits for."""
+        total = sum(len(lesson.ends) for lesson in self.lessons.values())
+        for episode_id in list(self.lessons):
+            if total <= turns:
+                return
+            if episode_id not in keep:
+                total -= len(self.lessons[episode_id].ends)
+                self.withdraw(episode_id)
+
+    def known(self) -> list[Lesson]:
+        """Lessons with an outcome and features, in order of arrival."""
+        return [
+            lesson
+            for lesson in self.lessons.values()
+            if lesson.outcome_reward is not None and lesson.episode_id in self.features
+        ]
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """For a checkpoint: all features end to end, in the order of `order()`."""
+        kept = [self.features[episode_id] for episode_id in self.order()]
+        if not kept:
+            return {}
+        return {
+            "state_NF": torch.cat([features.state_TF for features in kept]),
+            "answer_NG": torch.cat([features.answer_TG for features in kept]),
+        }
+
+    def order(self) -> list[str]:
+        return [episode_id for episode_id in self.lessons if episode_id in self.features]
+
+    @classmethod
+    def restore(
+        cls,
+        lessons: Iterable[Lesson],
+        *,
+        order: Iterable[str],
+        tensors: Mapping[str, torch.Tensor],
+        unseen: Iterable[Experience],
+    ) -> Replay:
+        """The inverse of `tensors`."""
+        by_id = {lesson.episode_id: lesson for lesson in lessons}
+        ids = list(order)
+        lengths = [len(by_id[episode_id].ends) for episode_id in ids]
+        pieces = (
+            zip(
+                torch.split(tensors["state_NF"], lengths),
+                torch.split(tensors["answer_NG"], lengths),
+                strict=True,
+            )
+            if ids
+            else []
+        )
+        features = {i: Features(state, answer) for i, (state, answer) in zip(ids, pieces, strict=True)}
+        return cls(by_id, features, {experience.episode_id: experience for experience in unseen})
