@@ -52,6 +52,9 @@ def _mismatch(tool: BaseTool, arguments: Mapping[str, Any]) -> str | None:
     schema = tool.tool_call_schema
     if isinstance(schema, dict):
         errors = sorted(_Strict(schema).iter_errors(dict(arguments)), key=lambda error: list(error.path))
+        if errors and errors[0].validator == "required" and not errors[0].path:
+            absent = next(name for name in errors[0].validator_value if name not in arguments)
+            return f"argument {_short(absent)} is missing"
         return _named(errors[0].path, errors[0].message[:160]) if errors else None
     if not issubclass(schema, BaseModel):
         return None  # a pydantic 1 schema: the tool itself validates
