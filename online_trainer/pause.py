@@ -20,9 +20,7 @@ class Pause:
         """Whether learning rests now."""
         return now_ms < self.until_ms
 
-    def after(
-        self, decision: Decision, reasons: tuple[str, ...], *, now_ms: int, settings: Trust
-    ) -> "Pause":
+    def after(self, decision: Decision, reasons: tuple[str, ...], *, now_ms: int, settings: Trust) -> "Pause":
         """One more update. Pausing starts the count anew, so that the re-armed trainer gets its whole allowance."""
         if decision is not Decision.REFUSED:
             return replace(self, refusals=0)

@@ -5,17 +5,21 @@ agreement is measured on people the judge has not met, and gold stays a test tha
 Shapes: N labelled answers, K members (the gold one last), F features; a score is a log-odds of thumbs up.
 """
 
+import copy
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from feedback.training_section import RewardModelSettings
+from online_trainer.heads import Heads
 
 RATER_SLOTS = 4096
-BIAS_DECAY = 0.05
+WEIGHT_DECAY = 0.1
+BIAS_DECAY = 1.0
 GOLD = -1
 
 
@@ -44,26 +48,6 @@ def seat_of(rater: str, *, members: int, gold_share: float) -> int:
 def slot_of(rater: str) -> int:
     """Where a rater's bias is kept. Two raters that share a slot share a bias, which is harmless."""
     return int.from_bytes(hashlib.sha256(rater.encode()).digest()[8:12]) % RATER_SLOTS
-
-
-class RewardHeads(nn.Module):
-    """K + 1 independent two-layer heads, evaluated together, and a bias per rater and member."""
-
-    def __init__(self, features: int, *, members: int, units: int, generator: torch.Generator) -> None:
-        super().__init__()
-        self.features = features
-        heads = members + 1
-        self.inner = nn.Parameter(torch.randn(heads, features, units, generator=generator) * features**-0.5)
-        self.inner_bias = nn.Parameter(torch.zeros(heads, 1, units))
-        self.outer = nn.Parameter(torch.randn(heads, units, 1, generator=generator) * 0.1 * units**-0.5)
-        self.outer_bias = nn.Parameter(torch.zeros(heads, 1, 1))
-        self.rater_bias = nn.Parameter(torch.zeros(heads, RATER_SLOTS))
-
-    def forward(self, feature_NF: Tensor) -> Tensor:
-        """score_KN, the gold member last."""
-        input_NF = nn.functional.layer_norm(feature_NF.float(), (self.features,))
-        unit_KNU = torch.tanh(input_NF @ self.inner + self.inner_bias)
-        return (unit_KNU @ self.outer + self.outer_bias)[..., 0]
 
 
 @dataclass(frozen=True)
@@ -96,31 +80,33 @@ class RewardModel:
 
     def __init__(self, features: int, *, settings: RewardModelSettings, seed: int) -> None:
         self._settings = settings
-        generator = torch.Generator().manual_seed(seed)
-        self.heads = RewardHeads(
-            features, members=settings.members, units=settings.hidden, generator=generator
+        self._generator = torch.Generator().manual_seed(seed)
+        self.heads = Heads(
+            settings.members + 1, features, units=settings.hidden, start=0.1, generator=self._generator
         )
-        biases = [self.heads.rater_bias]
-        weights = [p for name, p in self.heads.named_parameters() if name != "rater_bias"]
+        self.rater_bias_KR = nn.Parameter(torch.zeros(settings.members + 1, RATER_SLOTS))
         self.optimizer = torch.optim.AdamW(
-            [{"params": weights, "weight_decay": 0.01}, {"params": biases, "weight_decay": BIAS_DECAY}],
+            [
+                {"params": list(self.heads.parameters()), "weight_decay": WEIGHT_DECAY},
+                {"params": [self.rater_bias_KR], "weight_decay": BIAS_DECAY},
+            ],
             lr=settings.lr,
         )
 
     def learn(self, labels: Labels) -> float:
         """One step on a minibatch of thumbs; returns the loss before it. One that is not finite changes nothing."""
-        score_KN = self.heads(labels.feature_NF)
+        score_KN = self.heads(labels.feature_NF, self._generator)
         allowed_KN = self._allowed(labels.raters)
         slots_N = torch.tensor([slot_of(r) for r in labels.raters])
         loss_KN = thumbs_loss(
-            score_KN, self.heads.rater_bias[:, slots_N], labels.up_N.float().expand_as(score_KN)
+            score_KN, self.rater_bias_KR[:, slots_N], labels.up_N.float().expand_as(score_KN)
         )
         return self._step((loss_KN * allowed_KN).sum() / allowed_KN.sum().clamp(min=1))
 
     def learn_pairs(self, better_NF: Tensor, worse_NF: Tensor, *, raters: Sequence[str]) -> float:
         """One Bradley-Terry step on comparisons and corrections."""
         allowed_KN = self._allowed(raters)
-        loss_KN = bradley_terry(self.heads(better_NF), self.heads(worse_NF))
+        loss_KN = bradley_terry(self.heads(better_NF, self._generator), self.heads(worse_NF, self._generator))
         return self._step((loss_KN * allowed_KN).sum() / allowed_KN.sum().clamp(min=1))
 
     @torch.no_grad()
@@ -150,21 +136,36 @@ class RewardModel:
         up_N = labels.up_N[rows].float()
         return Trial(balanced_agreement(score_N, up_N), len(rows), calibrate(score_N, up_N))
 
-    def state(self) -> dict[str, object]:
-        """Everything a checkpoint needs, for torch.save."""
-        return {"heads": self.heads.state_dict(), "optimizer": self.optimizer.state_dict()}
+    @torch.no_grad()
+    def bias_of(self, rater: str) -> float:
+        """A rater's leniency in log-odds, the mean over the ordinary members."""
+        return float(self.rater_bias_KR[:-1, slot_of(rater)].mean())
 
-    def load(self, state: dict[str, object]) -> None:
+    def state(self) -> dict[str, Any]:
+        """A copy of everything a checkpoint needs, for torch.save; further learning does not touch it."""
+        return copy.deepcopy(
+            {
+                "heads": self.heads.state_dict(),
+                "rater_bias": self.rater_bias_KR.detach(),
+                "optimizer": self.optimizer.state_dict(),
+                "generator": self._generator.get_state(),
+            }
+        )
+
+    def load(self, state: dict[str, Any]) -> None:
         """The inverse of `state`."""
-        self.heads.load_state_dict(state["heads"])  # type: ignore[arg-type]
-        self.optimizer.load_state_dict(state["optimizer"])  # type: ignore[arg-type]
+        self.heads.load_state_dict(state["heads"])
+        with torch.no_grad():
+            self.rater_bias_KR.copy_(state["rater_bias"])
+        self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
+        self._generator.set_state(state["generator"])
 
     def _step(self, loss: Tensor) -> float:
         if not bool(torch.isfinite(loss)):
             return float(loss.detach())
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(self.heads.parameters(), 1.0)
+        nn.utils.clip_grad_norm_([*self.heads.parameters(), self.rater_bias_KR], 1.0)
         self.optimizer.step()
         return float(loss.detach())
 

@@ -22,9 +22,7 @@ class MonteCarlo:
         self, reward_EH: Tensor, value_EH: Tensor, *, mask_EH: Tensor, bootstrap_E: Tensor
     ) -> Estimate:
         """GAE at lam = 1, which telescopes to return minus baseline."""
-        return gae(
-            reward_EH, value_EH, mask_EH=mask_EH, bootstrap_E=bootstrap_E, gamma=self.gamma, lam=1.0
-        )
+        return gae(reward_EH, value_EH, mask_EH=mask_EH, bootstrap_E=bootstrap_E, gamma=self.gamma, lam=1.0)
 
 
 def returns(reward_EH: Tensor, *, mask_EH: Tensor, bootstrap_E: Tensor, gamma: float) -> Tensor:

@@ -8,11 +8,13 @@ Shapes: N turns, F features, K folds, H hidden units; two heads per fold.
 import copy
 import hashlib
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from feedback.training_section import CriticSettings
+from online_trainer.heads import Heads
 from online_trainer.ppo import value_loss
 
 FOLDS = 5
@@ -25,30 +27,23 @@ def fold_of(episode_id: str) -> int:
     return int.from_bytes(hashlib.sha256(episode_id.encode()).digest()[:4]) % FOLDS
 
 
-class ValueHeads(nn.Module):
-    """K x 2 independent two-layer heads, evaluated together. The output starts at zero.
+def value_heads(hidden_size: int, side_size: int, *, units: int, generator: torch.Generator) -> Heads:
+    """K x 2 heads within `MAX_PARAMETERS`, which start at zero."""
+    members, features = FOLDS * HEADS, hidden_size + side_size
+    fitting = MAX_PARAMETERS // (members * (features + 2)) - 1
+    return Heads(
+        members,
+        hidden_size,
+        side_size=side_size,
+        units=max(8, min(units, fitting)),
+        start=0.0,
+        generator=generator,
+    )
 
-    The first `hidden_size` features are a hidden state and are layer-normalised; the rest are side facts as they are.
-    """
 
-    def __init__(self, hidden_size: int, side_size: int, *, units: int, generator: torch.Generator) -> None:
-        super().__init__()
-        members, features = FOLDS * HEADS, hidden_size + side_size
-        units = max(8, min(units, MAX_PARAMETERS // (members * (features + 2)) - 1))
-        scale = features**-0.5
-        self.hidden_size = hidden_size
-        self.inner = nn.Parameter(torch.randn(members, features, units, generator=generator) * scale)
-        self.inner_bias = nn.Parameter(torch.zeros(members, 1, units))
-        self.outer = nn.Parameter(torch.zeros(members, units, 1))
-        self.outer_bias = nn.Parameter(torch.zeros(members, 1, 1))
-
-    def forward(self, feature_NF: Tensor) -> Tensor:
-        """value_KHN: every fold's two heads on every turn."""
-        hidden_ND = nn.functional.layer_norm(feature_NF[:, : self.hidden_size], (self.hidden_size,))
-        input_NF = torch.cat([hidden_ND, feature_NF[:, self.hidden_size :]], dim=-1)
-        unit_MNU = torch.tanh(input_NF @ self.inner + self.inner_bias)
-        value_MN = (unit_MNU @ self.outer + self.outer_bias)[..., 0]
-        return value_MN.view(FOLDS, HEADS, -1)
+def by_fold(output_MN: Tensor) -> Tensor:
+    """value_KHN: every fold's two heads on every turn."""
+    return output_MN.view(FOLDS, HEADS, -1)
 
 
 def own_fold(value_KHN: Tensor, fold_N: Tensor) -> Tensor:
@@ -74,8 +69,8 @@ class Critic:
     """Heads, their slow target and the optimizer. Checkpoint by `state` / `load`; replay is the caller's."""
 
     def __init__(self, hidden_size: int, side_size: int, *, settings: CriticSettings, seed: int) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        self.heads = ValueHeads(hidden_size, side_size, units=settings.hidden, generator=generator)
+        self._generator = torch.Generator().manual_seed(seed)
+        self.heads = value_heads(hidden_size, side_size, units=settings.hidden, generator=self._generator)
         self.target = copy.deepcopy(self.heads).requires_grad_(False)
         self.optimizer = torch.optim.AdamW(self.heads.parameters(), lr=settings.lr, weight_decay=0.01)
         self._polyak = settings.polyak
@@ -85,7 +80,8 @@ class Critic:
 
         A loss that is not finite leaves everything as it was.
         """
-        loss = cross_fit_loss(self.heads(feature_NF), return_N, _folds(episode_ids, feature_NF.device))
+        value_KHN = by_fold(self.heads(feature_NF, self._generator))
+        loss = cross_fit_loss(value_KHN, return_N, _folds(episode_ids, feature_NF.device))
         if not bool(torch.isfinite(loss)):
             return float(loss.detach())
         self.optimizer.zero_grad(set_to_none=True)
@@ -99,32 +95,40 @@ class Critic:
     @torch.no_grad()
     def values(self, feature_NF: Tensor, *, episode_ids: Sequence[str]) -> Tensor:
         """value_N: mean of the two heads of each episode's own fold."""
-        return own_fold(self.heads(feature_NF), _folds(episode_ids, feature_NF.device)).mean(0)
+        return self._own(self.heads, feature_NF, episode_ids).mean(0)
 
     @torch.no_grad()
     def spread(self, feature_NF: Tensor, *, episode_ids: Sequence[str]) -> Tensor:
         """|V1 - V2| per turn: how unsure the critic is."""
-        value_HN = own_fold(self.heads(feature_NF), _folds(episode_ids, feature_NF.device))
+        value_HN = self._own(self.heads, feature_NF, episode_ids)
         return (value_HN[0] - value_HN[1]).abs()
 
     @torch.no_grad()
     def bootstrap(self, feature_NF: Tensor, *, episode_ids: Sequence[str]) -> Tensor:
         """value_N by the slow target: what an episode that was cut short may still expect."""
-        return own_fold(self.target(feature_NF), _folds(episode_ids, feature_NF.device)).mean(0)
+        return self._own(self.target, feature_NF, episode_ids).mean(0)
 
-    def state(self) -> dict[str, object]:
-        """Everything a checkpoint needs, for torch.save."""
-        return {
-            "heads": self.heads.state_dict(),
-            "target": self.target.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-        }
+    def state(self) -> dict[str, Any]:
+        """A copy of everything a checkpoint needs, for torch.save; further learning does not touch it."""
+        return copy.deepcopy(
+            {
+                "heads": self.heads.state_dict(),
+                "target": self.target.state_dict(),
+                "optimizer": self.optimizer.state_dict(),
+                "generator": self._generator.get_state(),
+            }
+        )
 
-    def load(self, state: dict[str, object]) -> None:
+    def load(self, state: dict[str, Any]) -> None:
         """The inverse of `state`."""
-        self.heads.load_state_dict(state["heads"])  # type: ignore[arg-type]
-        self.target.load_state_dict(state["target"])  # type: ignore[arg-type]
-        self.optimizer.load_state_dict(state["optimizer"])  # type: ignore[arg-type]
+        self.heads.load_state_dict(state["heads"])
+        self.target.load_state_dict(state["target"])
+        self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
+        self._generator.set_state(state["generator"])
+
+    @staticmethod
+    def _own(heads: Heads, feature_NF: Tensor, episode_ids: Sequence[str]) -> Tensor:
+        return own_fold(by_fold(heads(feature_NF)), _folds(episode_ids, feature_NF.device))
 
 
 def _folds(episode_ids: Sequence[str], device: torch.device) -> Tensor:

@@ -17,7 +17,7 @@ def kept_by_rater(given_weights: list[float], raters: list[str], factors: list[f
     return kept
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(weights, st.sampled_from([0.05, 0.1, 0.3, 1.0]), st.sampled_from([0.05, 0.1, 0.4, 1.0]))
 def test_i10_no_share_exceeds_its_cap(
     episodes: list[tuple[float, int]], rater_share: float, episode_share: float
@@ -33,7 +33,7 @@ def test_i10_no_share_exceeds_its_cap(
     )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(weights, st.sampled_from([0.1, 0.2]))
 def test_only_the_heavy_lose_weight(episodes: list[tuple[float, int]], share: float) -> None:
     amounts, raters = [w for w, _ in episodes], [str(r) for _, r in episodes]
@@ -83,7 +83,7 @@ def test_a_single_user_lifts_the_raters_cap_and_keeps_the_episodes() -> None:
     assert influence_factors([1.0] * 20, ["me"] * 20, settings=BatchSettings()) == [0.0] * 20
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.tuples(st.floats(-5, 5), st.integers(0, 20)), min_size=15, max_size=60), st.integers(0, 20)
 )

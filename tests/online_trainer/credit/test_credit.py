@@ -115,7 +115,7 @@ numbers = st.floats(-2, 2, allow_nan=False, width=32)
 episodes = st.lists(st.tuples(numbers, numbers), min_size=1, max_size=8)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(episodes, st.floats(0.1, 1.0), st.floats(0.0, 1.0), st.floats(0.01, 50.0))
 def test_i3_credit_is_homogeneous(
     turns: list[tuple[float, float]], gamma: float, lam: float, factor: float
@@ -126,7 +126,7 @@ def test_i3_credit_is_homogeneous(
     assert torch.allclose(more, factor * plain, rtol=1e-9, atol=1e-9)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(episodes, st.floats(0.1, 1.0))
 def test_i5_discounted_surprises_telescope(turns: list[tuple[float, float]], gamma: float) -> None:
     reward, value = torch.tensor(turns, dtype=torch.float64).T
