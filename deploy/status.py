@@ -1,59 +1,98 @@
-"""`ratchet status`: each part's health and what the controller has live. Reads only."""
+"""What a person on call is shown, from the ledger alone: what is live, what is tried, on what evidence, and what happened."""
 
+import math
+from collections.abc import Mapping
 from typing import Any
 
-from deploy.calls import CallError, call, read_key
-from deploy.stack import StackSettings, deploy_address
-from deploy.supervision import State, read_states, supervisor_pid
-from deploy.up import is_well, read_plan
+from sqlalchemy import Connection
+
+from deploy import ledger, units
+from deploy.anchor import from_json
+from deploy.judging import ANCHOR
+from deploy.steering import SPENT, Steering
+from deploy.trial import Phase, evidence
+from feedback.bus import Partition
 
 
-def read_status(settings: StackSettings) -> dict[str, Any]:
-    """`{"running", "parts": [{"name", "well", "state", "pid", "address"}], "live": deploy's own status or null}`."""
-    states = _states(settings)
-    _, plan = read_plan(settings)
-    parts = []
-    for part in plan.parts:
-        state = states.get(part.name)
-        parts.append(
-            {
-                "name": part.name,
-                "well": is_well(part.health),
-                "state": state.name if state else "NOT STARTED",
-                "pid": state.pid if state else 0,
-                "address": part.health,
-            }
-        )
-    return {"running": bool(states), "parts": parts, "live": _live(settings) if states else None}
+def canary_body(row: ledger.CanaryRow, *, full: bool = True) -> dict[str, Any]:
+    """One canary. `evidence` and the rest of the trial are None until it begins."""
+    body: dict[str, Any] = {
+        "id": row.canary_id,
+        "object": "canary",
+        "version": row.version,
+        "phase": row.phase,
+        "verdict": row.verdict,
+        "reason": row.reason,
+        "offered_by": row.actor,
+        "first_generation": row.first_generation,
+        "created_at": row.created_at,
+        "finished_at": row.finished_at,
+    }
+    if not full:
+        return body
+    trial = row.state if row.phase is not Phase.PENDING else None
+    return body | {
+        "step": None if trial is None else trial.step,
+        "steps": [] if trial is None else [step.model_dump(mode="json") for step in trial.settings.steps],
+        "share": None if trial is None else trial.share,
+        "paused_by": None if trial is None else trial.paused_by,
+        "evidence": None if trial is None else evidence(trial),
+    }
 
 
-def render_status(found: dict[str, Any]) -> str:
-    """Text for a person."""
-    if not found["running"]:
-        return "nothing runs here; `ratchet up` starts it"
-    lines = [
-        f"{part['name']:9} {'well' if part['well'] else 'UNWELL':7} {part['state']:9} pid {part['pid']}  {part['address']}"
-        for part in found["parts"]
-    ]
-    for name, value in (found["live"] or {}).items():
-        if isinstance(value, str | int | float):
-            lines.append(f"{name}: {value}")
-    for warning in (found["live"] or {}).get("warnings", []):
-        lines.append(f"warning: {warning}")
-    return "\n".join(lines)
+def version_body(conn: Connection, row: Any) -> dict[str, Any]:
+    """One version with how it fared."""
+    champion = ledger.champions(conn)[-1].version
+    return {
+        "version": row.version,
+        "object": "version",
+        "digest": row.digest,
+        "uri": row.uri,
+        "parent": row.parent,
+        "source": row.source,
+        "refused": row.refused,
+        "champion": row.version == champion,
+        "offered_at": row.at,
+    }
 
 
-def _states(settings: StackSettings) -> dict[str, State]:
-    if supervisor_pid(settings.home) is None:
-        return {}
-    try:
-        return read_states(settings.home)
-    except OSError:
-        return {}
+def status_body(
+    conn: Connection, steering: Steering, *, lag: Mapping[Partition, int], spooled: int
+) -> dict[str, Any]:
+    """Everything on one page."""
+    split = ledger.newest_split(conn)
+    active = ledger.active_canary(conn)
+    stack = ledger.champions(conn)
+    spent = ledger.read_note(conn, SPENT) or 0.0
+    return {
+        "object": "status",
+        "agent": steering.agent.agent,
+        "at": steering.clock(),
+        "champion": stack[-1].version if stack else None,
+        "previous_champion": stack[-2].version if len(stack) > 1 else None,
+        "share": 0.0 if split is None else split.share,
+        "split": None if split is None else split.model_dump(mode="json"),
+        "canary": None if active is None else canary_body(active),
+        "pending": [canary_body(row, full=False) for row in ledger.list_canaries(conn, Phase.PENDING)],
+        "recent": [canary_body(row, full=False) for row in ledger.list_canaries(conn, limit=10)],
+        "verdicts": ledger.count_verdicts(conn),
+        "units": units.totals(conn),
+        "budget": {"margin": steering.agent.canary.margin, "spent": spent},
+        "anchor": _anchor(conn, steering),
+        "lag": {f"{topic}-{partition}": left for (topic, partition), left in lag.items()},
+        "spooled": spooled,
+        "events": ledger.list_events(conn, limit=20),
+    }
 
 
-def _live(settings: StackSettings) -> Any:
-    try:
-        return call("GET", f"{deploy_address(settings)}/v1/status", key=read_key(settings.home), timeout_s=3)
-    except CallError:
+def _anchor(conn: Connection, steering: Steering) -> dict[str, Any] | None:
+    stored, stack = ledger.read_note(conn, ANCHOR), ledger.champions(conn)
+    if stored is None or not stack or stored["reign"] != stack[-1].seq:
         return None
+    state = from_json(stored)
+    return {
+        "version": steering.agent.base_version,
+        "people": {"holdout": state.worse.n0, "live": state.worse.n1},
+        "worse_log10_e": float(state.worse.log_e) / math.log(10),
+        "better_log10_e": float(state.better.log_e) / math.log(10),
+    }

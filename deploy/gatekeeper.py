@@ -1,0 +1,17 @@
+"""The publish gate for folders that people offer: the trainer's own, on this agent's base model. Loads torch at first use."""
+
+from pathlib import Path
+
+from deploy.offers import Gate
+from feedback.agent_file import AgentFile
+
+
+def file_gate(agent: AgentFile) -> Gate:
+    """A gate that knows what an adapter of this agent must hold."""
+
+    def gate(folder: Path) -> tuple[str, ...]:
+        from online_trainer.gate import expected_adapter, inspect_adapter
+
+        return inspect_adapter(folder, expected_adapter(agent.model.path, agent.training.lora))
+
+    return gate

@@ -1,0 +1,96 @@
+"""MLflow's aliases as a projection of our ledger: `champion`, `challenger`, `previous-champion`.
+
+Nobody reads them back. A thread of its own writes them, so MLflow being slow or away delays them and nothing else.
+"""
+
+import logging
+import threading
+from collections.abc import Mapping
+from typing import Protocol
+
+from sqlalchemy import Connection, Engine
+
+from deploy import ledger
+from feedback.store import reading
+
+log = logging.getLogger(__name__)
+
+Aliases = dict[str, str | None]
+
+
+class Registrar(Protocol):
+    """The part of the registry that the projection needs."""
+
+    def set_aliases(self, aliases: Mapping[str, str | None]) -> None:
+        """Point aliases at versions; None removes one."""
+
+
+class Projection:
+    """Writes the aliases whenever they differ from what was written last; `down` is what the registry raises when away."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        registrar: Registrar,
+        *,
+        down: type[Exception],
+        retry_s: float = 15.0,
+        repeat_s: float = 300.0,
+    ) -> None:
+        self._engine = reading(engine)
+        self._registrar = registrar
+        self._down = down
+        self._retry_s = retry_s
+        self._repeat_s = repeat_s
+        self._wake = threading.Event()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="alias-projection", daemon=True)
+        self.written: Aliases | None = None
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Something may have changed."""
+        self._wake.set()
+
+    def stop(self) -> None:
+        """End without waiting for MLflow: what is not written is written at the next start."""
+        self._stopping.set()
+        self._wake.set()
+
+    def write(self) -> bool:
+        """Write if needed; whether the aliases are as they should be."""
+        with self._engine.connect() as conn:
+            if ledger.newest_split(conn) is None:
+                return True
+            wanted = wanted_aliases(conn)
+        if wanted == self.written:
+            return True
+        try:
+            self._registrar.set_aliases(wanted)
+        except self._down as error:
+            log.warning("aliases wait for MLflow: %s", error)
+            return False
+        self.written = wanted
+        return True
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            if not self.write():
+                self._stopping.wait(self._retry_s)
+            elif not self._wake.wait(self._repeat_s):
+                self.written = None
+            self._wake.clear()
+
+
+def wanted_aliases(conn: Connection) -> Aliases:
+    """What the ledger says now."""
+    stack = ledger.champions(conn)
+    active = ledger.active_canary(conn)
+    return {
+        "champion": stack[-1].version,
+        "previous-champion": stack[-2].version if len(stack) > 1 else None,
+        "challenger": None if active is None or active.verdict is not None else active.version,
+    }

@@ -1,0 +1,176 @@
+"""Episodes as units of evidence: noted when they close, taken once at their cut-off, newest revision first read by then.
+
+An episode counts only for the canary it was assigned under, once. One that two versions answered, that an administrator
+steered, or that was withdrawn is left out with its reason; what arrives after the cut-off changes nothing.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Connection,
+    Float,
+    Integer,
+    MetaData,
+    Row,
+    Select,
+    String,
+    Table,
+    Text,
+    func,
+    insert,
+    select,
+    update,
+)
+
+from deploy.guardrails import TRAILING, TRAILING_MIN, expected_clean
+from deploy.trial import Known
+from feedback.bus import Record
+from feedback.schemas import Experience, Indicators
+
+METADATA = MetaData()
+
+UNITS = Table(
+    "units",
+    METADATA,
+    Column("episode_id", String, primary_key=True),
+    Column("revision", Integer, nullable=False),
+    Column("arm", String, nullable=False),
+    Column("version", String, nullable=False),
+    Column("canary_id", String),
+    Column("generation", BigInteger, nullable=False),
+    Column("propensity", Float, nullable=False),
+    Column("rater", String, nullable=False),
+    Column("outcome", Integer),
+    Column("thumb", Integer),
+    Column("indicators", Text, nullable=False),
+    Column("left_out", String),
+    Column("topic", String, nullable=False),
+    Column("partition", Integer, nullable=False),
+    Column("closed_at", BigInteger, nullable=False),
+    Column("cutoff_at", BigInteger, nullable=False, index=True),
+    Column("seen", Boolean, nullable=False, index=True),
+    Column("taken", Integer, index=True),
+)
+"""`taken` is the order in which units were taken, None while they wait."""
+
+LEFT_OUT = ("mixed", "mixed_version", "evaluation")
+
+Watermarks = Mapping[tuple[str, int], int | None]
+"""Per partition: None when all of it was read, else the timestamp of the last record read."""
+
+
+def note(conn: Connection, experience: Experience, record: Record) -> bool:
+    """Keep this revision if the unit still waits and it was written by the cut-off. False: nothing changed."""
+    known = conn.execute(
+        select(UNITS.c.revision, UNITS.c.taken, UNITS.c.cutoff_at).where(
+            UNITS.c.episode_id == experience.episode_id
+        )
+    ).one_or_none()
+    values = _columns(experience) | {"topic": record.topic, "partition": record.partition}
+    if known is None:
+        conn.execute(insert(UNITS).values(**values, seen=False))
+        return True
+    if known.taken is not None or experience.revision <= known.revision:
+        return False
+    if record.timestamp_ms > known.cutoff_at and not experience.withdrawn:
+        return False
+    conn.execute(update(UNITS).where(UNITS.c.episode_id == experience.episode_id).values(**values))
+    return True
+
+
+def unseen(conn: Connection) -> Sequence[Row[Any]]:
+    """Closed episodes whose facts were not counted yet, in the order they closed."""
+    query = select(UNITS).where(UNITS.c.seen.is_(False))
+    return conn.execute(query.order_by(UNITS.c.closed_at, UNITS.c.episode_id)).all()
+
+
+def due(conn: Connection, watermarks: Watermarks, *, now: int) -> list[Row[Any]]:
+    """Units whose cut-off has passed and whose revisions up to it have surely been read, in order of cut-off."""
+    query = select(UNITS).where(UNITS.c.taken.is_(None), UNITS.c.cutoff_at <= now)
+    rows = conn.execute(query.order_by(UNITS.c.cutoff_at, UNITS.c.episode_id)).all()
+    return [row for row in rows if _is_read(row, watermarks)]
+
+
+def mark_seen(conn: Connection, rows: Sequence[Row[Any]]) -> None:
+    """Their facts are counted."""
+    for row in rows:
+        conn.execute(update(UNITS).where(UNITS.c.episode_id == row.episode_id).values(seen=True))
+
+
+def mark_taken(conn: Connection, rows: Sequence[Row[Any]]) -> None:
+    """They are taken, in this order, and never again."""
+    first = (conn.execute(select(func.max(UNITS.c.taken))).scalar() or 0) + 1
+    for position, row in enumerate(rows, start=first):
+        conn.execute(update(UNITS).where(UNITS.c.episode_id == row.episode_id).values(taken=position))
+
+
+def indicators(row: Row[Any]) -> Indicators:
+    """The facts of an episode."""
+    return Indicators.model_validate_json(row.indicators)
+
+
+def trailing(conn: Connection, version: str) -> list[Indicators]:
+    """Facts of the last episodes that this version answered alone, whatever arm it was then."""
+    query = _answered_by(version).where(UNITS.c.seen.is_(True))
+    return [indicators(row) for row in conn.execute(query.order_by(UNITS.c.closed_at.desc()).limit(TRAILING))]
+
+
+def known_of(conn: Connection, version: str) -> Known:
+    """What is known of a champion from units already taken."""
+    query = _answered_by(version).where(UNITS.c.taken.is_not(None), UNITS.c.outcome.is_not(None))
+    outcomes = [row.outcome for row in conn.execute(query.order_by(UNITS.c.taken.desc()).limit(TRAILING))]
+    mean = sum(outcomes) / len(outcomes) if len(outcomes) >= TRAILING_MIN else None
+    return Known(mean, expected_clean(trailing(conn, version)))
+
+
+def totals(conn: Connection) -> dict[str, dict[str, int]]:
+    """Episodes taken and outcomes known, by arm."""
+    query = (
+        select(UNITS.c.arm, func.count(), func.count(UNITS.c.outcome), func.sum(UNITS.c.outcome))
+        .where(UNITS.c.taken.is_not(None))
+        .group_by(UNITS.c.arm)
+    )
+    return {
+        arm: {"episodes": episodes, "outcomes": outcomes, "good": int(good or 0)}
+        for arm, episodes, outcomes, good in conn.execute(query)
+    }
+
+
+def _answered_by(version: str) -> Select[Any]:
+    return select(UNITS).where(
+        UNITS.c.version == version, UNITS.c.arm != "holdout", UNITS.c.left_out.is_(None)
+    )
+
+
+def _is_read(row: Row[Any], watermarks: Watermarks) -> bool:
+    where = (row.topic, row.partition)
+    if where not in watermarks:
+        return False
+    read_until = watermarks[where]
+    return read_until is None or read_until > row.cutoff_at
+
+
+def _columns(experience: Experience) -> dict[str, Any]:
+    left_out = "withdrawn" if experience.withdrawn else None
+    left_out = left_out or next((flag for flag in experience.flags if flag in LEFT_OUT), None)
+    return {
+        "episode_id": experience.episode_id,
+        "revision": experience.revision,
+        "arm": experience.arm,
+        "version": experience.adapter_version,
+        "canary_id": experience.canary_id,
+        "generation": experience.generation,
+        "propensity": experience.propensity,
+        "rater": experience.rater,
+        "outcome": experience.outcome,
+        "thumb": experience.thumb,
+        "indicators": json.dumps(experience.indicators.model_dump()),
+        "left_out": left_out,
+        "closed_at": experience.closed_at,
+        "cutoff_at": experience.cutoff_at,
+    }
