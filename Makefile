@@ -3,7 +3,7 @@ ARGS ?=
 BIN := .venv/bin
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup check test test-all demo lock clean
+.PHONY: setup check test test-all demo lock settings clean
 
 setup:
 	@bash deploy/setup.sh
@@ -27,6 +27,10 @@ demo: setup
 # Resolve pyproject.toml anew into deploy/locks/cpu.txt.
 lock: setup
 	@bash deploy/setup.sh lock
+
+# Write .env.example from the settings classes.
+settings: setup
+	$(BIN)/python -m deploy.env_example > .env.example
 
 clean:
 	rm -rf .venv .mypy_cache .ruff_cache .hypothesis
