@@ -59,7 +59,7 @@ class Reader(Protocol):
         """Records that are there, waiting up to `timeout_s` for the first. An absent broker is silence."""
 
     def lag(self) -> dict[Partition, int]:
-        """Records not yet read, of the partitions whose end is known."""
+        """Records not yet read, by partition; empty while the ends are not known (so it never claims too little)."""
 
     def close(self) -> None:
         """Let go of connections; positions are the caller's."""

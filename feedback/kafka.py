@@ -28,7 +28,7 @@ logging.getLogger("kafka").setLevel(
 _CONNECT_MS = 5_000
 _BLOCK_MS = 10_000
 _DELIVERY_MS = 30_000
-_DISCOVER_S = 10.0
+_DISCOVER_S = 5.0
 
 
 class KafkaBus:
@@ -89,7 +89,7 @@ class KafkaBus:
 
     def reader(self, topics: Sequence[str]) -> "KafkaReader":
         """A reader at the earliest records; it connects at the first poll."""
-        return KafkaReader(self._open_consumer, topics)
+        return KafkaReader(self._open_consumer, self._probe, topics)
 
     def close(self) -> None:
         """Give what is buffered a second, then let go."""
@@ -133,7 +133,6 @@ class KafkaBus:
         raise BusError(f"{count} records not acknowledged: {reason}")
 
     def _open_consumer(self) -> Any:
-        self._probe()
         return KafkaConsumer(
             **self._client_options(),
             metrics_enabled=False,
@@ -170,9 +169,12 @@ class KafkaBus:
 class KafkaReader:
     """Assigned to every partition of its topics, at positions that only its owner moves."""
 
-    def __init__(self, open_consumer: Callable[[], Any], topics: Sequence[str]) -> None:
+    def __init__(
+        self, open_consumer: Callable[[], Any], probe: Callable[[], None], topics: Sequence[str]
+    ) -> None:
         self.lost: dict[Partition, int] = {}
         self._open_consumer = open_consumer
+        self._probe = probe
         self._topics = tuple(topics)
         self._consumer: Any = None
         self._wanted: dict[Partition, int] = {}
@@ -204,11 +206,13 @@ class KafkaReader:
         return [self._record(record) for batch in fetched.values() for record in batch]
 
     def lag(self) -> dict[Partition, int]:
-        """From the ends that came with the last fetches."""
+        """From the ends that came with the last fetches; empty until all are known, and while disconnected."""
         if self._consumer is None:
             return {}
         ends = {where: self._consumer.highwater(TopicPartition(*where)) for where in self._positions}
-        return {where: end - self._positions[where] for where, end in ends.items() if end is not None}
+        if None in ends.values():
+            return {}
+        return {where: end - self._positions[where] for where, end in ends.items()}
 
     def close(self) -> None:
         """Let go of the connection."""
@@ -220,9 +224,13 @@ class KafkaReader:
         return Record(raw.topic, raw.partition, raw.offset, key, raw.value, raw.timestamp)
 
     def _assign_when_due(self) -> None:
-        """Connect, find the partitions (an operator may add some) and seek those that are new."""
+        """Connect, find the partitions (an operator may add some) and seek those that are new.
+
+        The client reconnects in silence; the probe makes a broker that is gone known, and with it the lag unknown.
+        """
         if time.monotonic() < self._discover_at:
             return
+        self._probe()
         if self._consumer is None:
             self._consumer = self._open_consumer()
         known = [

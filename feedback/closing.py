@@ -1,0 +1,108 @@
+"""Episodes whose time has come are joined and priced; a revision leaves only when what is known has changed."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from sqlalchemy import Connection
+
+from feedback import ledger
+from feedback.agent_file import AgentFile
+from feedback.fit import fit_experience
+from feedback.implicit import Pair, follow_ups, verdicts
+from feedback.intake import read_message
+from feedback.join import Joined, JoinRules, Stamped, join
+from feedback.judging import Judging
+from feedback.ledger import Kept, Standing
+from feedback.outbox import Outgoing
+from feedback.reward import PriceRules, Trust, opinions, price
+from feedback.schemas import EXPERIENCES, FEEDBACK, INTERACTIONS, Experience, OutcomeSource
+
+_AT_ONCE = 100
+
+
+@dataclass
+class Closed:
+    """What became known: new revisions, and answers that had both a thumb and words."""
+
+    experiences: list[Experience] = field(default_factory=list)
+    outgoing: list[Outgoing] = field(default_factory=list)
+    pairs: list[Pair] = field(default_factory=list)
+
+
+class Closer:
+    """Applies one agent file's rules to the episodes that are due."""
+
+    def __init__(self, agent: AgentFile, judging: Judging) -> None:
+        self.join_rules = JoinRules(metrics=agent.metrics, idle_ms=round(agent.episode.idle * 1000))
+        self._price_rules = PriceRules(
+            rewards=agent.rewards,
+            gamma=agent.training.turn.gamma,
+            grace_ms=round(agent.episode.grace * 1000),
+        )
+        self._judging = judging
+
+    def close_due(self, conn: Connection, clock: int) -> Closed:
+        """Look at the episodes that are due; those still open get a later time."""
+        waiting = ledger.due(conn, clock, limit=_AT_ONCE)
+        stored = ledger.records_of(conn, [standing.episode_id for standing in waiting])
+        closed = Closed()
+        changed = []
+        for standing in waiting:
+            records = [_stamped(kept) for kept in stored.get(standing.episode_id, [])]
+            joined = join(records, self.join_rules, now=clock)
+            if joined is None:
+                changed.append(self._still_open(standing))
+                continue
+            changed.append(self._settle(joined, standing, closed))
+            if joined.withdrawn:
+                ledger.erase(conn, joined.episode_id, [each.response_id for each in joined.interactions])
+        ledger.stand(conn, changed)
+        ledger.note_pairs(conn, closed.pairs)
+        return closed
+
+    def _settle(self, joined: Joined, standing: Standing, closed: Closed) -> Standing:
+        """Price; its revision never goes back, also where a late record undoes an earlier close."""
+        joined = replace(joined, revision=max(joined.revision, standing.revision + 1))
+        texts = follow_ups(joined.interactions)
+        said = verdicts(texts, self._judging.judge)
+        trust = Trust(
+            rating=self._price_rules.rewards.rating_trust, implicit=self._judging.tau(joined.known_at)
+        )
+        experience = price(joined, said, trust=trust, rules=self._price_rules)
+        settled = replace(standing, due_at=None, closed=True, withdrawn=joined.withdrawn)
+        if experience.id == standing.experience_id:
+            return settled
+        closed.experiences.append(experience)
+        value = fit_experience(experience)
+        closed.outgoing.append(Outgoing(EXPERIENCES, joined.episode_id, value, joined.known_at))
+        if not joined.withdrawn:
+            closed.pairs += pairs_of(joined, texts, said)
+        return replace(settled, revision=experience.revision, experience_id=experience.id)
+
+    def _still_open(self, standing: Standing) -> Standing:
+        """An end that came before a later reply, or feedback on what is not here yet."""
+        later = None if standing.last_at is None else standing.last_at + self.join_rules.idle_ms
+        return replace(standing, due_at=later, closed=False)
+
+
+def pairs_of(joined: Joined, texts: Mapping[str, str], said: Mapping[str, int]) -> list[Pair]:
+    """The answers of an episode that had both a thumb and a next message."""
+    found = []
+    for index, opinion in opinions(joined, {}).items():
+        response_id = joined.interactions[index].response_id
+        if opinion.source is OutcomeSource.THUMB and opinion.bit is not None and response_id in texts:
+            found.append(
+                Pair(
+                    response_id=response_id,
+                    text=texts[response_id],
+                    thumb=opinion.bit,
+                    verdict=said.get(response_id, 0),
+                    at=joined.known_at,
+                )
+            )
+    return found
+
+
+def _stamped(kept: Kept) -> Stamped:
+    topic = FEEDBACK if kept.key.startswith("f/") else INTERACTIONS
+    return Stamped(kept.at, read_message(topic, kept.body))

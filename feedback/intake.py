@@ -1,0 +1,108 @@
+"""Records become state: what can be read is kept once, what cannot becomes a dead letter, and its neighbours go on."""
+
+import base64
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from sqlalchemy import Connection
+
+from feedback import ledger
+from feedback.bus import Record
+from feedback.join import EpisodeMessage, Stamped, record_key
+from feedback.ledger import Kept, Standing
+from feedback.outbox import Outgoing
+from feedback.schemas import (
+    DEAD_LETTERS,
+    INTERACTIONS,
+    DeadLetter,
+    Feedback,
+    Interaction,
+    Unreadable,
+    read_episode_record,
+)
+
+_DEAD_BYTES = 700_000
+"""Of a value that nobody could read, so much is kept: as base64 it still fits the bus."""
+
+AT_ONCE = 0
+"""The due time of an episode that waits for nothing."""
+
+
+@dataclass
+class Intake:
+    """What one batch brought besides state."""
+
+    dead: list[Outgoing] = field(default_factory=list)
+    dead_by_topic: Counter[str] = field(default_factory=Counter)
+    foreign_by_topic: Counter[str] = field(default_factory=Counter)
+
+
+def take_in(conn: Connection, records: Sequence[Record], *, agent: str, idle_ms: int) -> Intake:
+    """Keep the records of this agent and move their episodes' standing."""
+    intake = Intake()
+    arrived: defaultdict[str, list[tuple[int, EpisodeMessage, bytes]]] = defaultdict(list)
+    for record in records:
+        try:
+            message = read_message(record.topic, record.value)
+        except Unreadable as reason:
+            intake.dead.append(dead_letter(record, str(reason)))
+            intake.dead_by_topic[record.topic] += 1
+            continue
+        if message.agent != agent:
+            intake.foreign_by_topic[record.topic] += 1
+            continue
+        arrived[message.episode_id].append((record.timestamp_ms, message, record.value or b""))
+    known = {
+        episode: standing
+        for episode, standing in ledger.standings(conn, arrived).items()
+        if not standing.withdrawn
+    }
+    ledger.keep(
+        conn,
+        [
+            Kept(episode, record_key(message), at, body)
+            for episode in known
+            for at, message, body in arrived[episode]
+        ],
+    )
+    ledger.stand(
+        conn,
+        [
+            touched(standing, [Stamped(at, message) for at, message, _ in arrived[episode]], idle_ms=idle_ms)
+            for episode, standing in known.items()
+        ],
+    )
+    return intake
+
+
+def touched(standing: Standing, records: Iterable[Stamped], *, idle_ms: int) -> Standing:
+    """When to look at an episode again after these records came: a repeat only causes one look too many."""
+    for record in records:
+        if isinstance(record.message, Interaction):
+            last = max(standing.last_at or 0, record.at)
+            standing = replace(standing, last_at=last, due_at=last + idle_ms, closed=False)
+        elif not isinstance(record.message, Feedback) or standing.closed:
+            standing = replace(standing, due_at=AT_ONCE)
+    return standing
+
+
+def read_message(topic: str, value: bytes | None) -> EpisodeMessage:
+    """Read a record's value as what its topic holds. Raises Unreadable."""
+    return read_episode_record(value) if topic == INTERACTIONS else Feedback.from_bytes(value)
+
+
+def dead_letter(record: Record, reason: str) -> Outgoing:
+    """The record as people will find it, with where it came from."""
+    value = record.value
+    if value is not None and len(value) > _DEAD_BYTES:
+        value, reason = value[:_DEAD_BYTES], f"{reason} (first {_DEAD_BYTES} of {len(value)} bytes)"
+    letter = DeadLetter(
+        topic=record.topic,
+        partition=record.partition,
+        offset=record.offset,
+        reason=reason,
+        value_base64=None if value is None else base64.b64encode(value).decode(),
+        at=max(0, record.timestamp_ms),
+    )
+    return Outgoing(DEAD_LETTERS, record.key or "", letter.to_bytes(), record.timestamp_ms)
