@@ -1,0 +1,71 @@
+"""Work of the demo that loads models, each in a process of its own: held-out evaluation and the sabotaged adapter."""
+
+import asyncio
+import json
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from deploy.evaluate import Evaluation
+
+
+class ChildFailed(RuntimeError):
+    """A helper process of the demo ended badly; the text has its last words."""
+
+
+@dataclass(frozen=True)
+class Children:
+    """Starts them, with their output in `folder`."""
+
+    folder: Path
+    agent_file: Path
+    seed: int
+
+    async def evaluate(
+        self, name: str, adapter: Path | None, *, tasks: int, samples: int, temperature: float = 1.0
+    ) -> Evaluation:
+        """Held-out success of one version. Raises ChildFailed."""
+        out = self.folder / f"heldout-{name}.json"
+        chosen = ("--adapter", str(adapter)) if adapter is not None else ()
+        await self._run(
+            f"heldout-{name}",
+            *("-m", "deploy.evaluate", "--agent", str(self.agent_file), "--json", str(out), *chosen),
+            *("--tasks", str(tasks), "--samples", str(samples), "--seed", str(self.seed)),
+            *("--temperature", str(temperature)),
+        )
+        return as_evaluation(json.loads(out.read_text()))
+
+    async def sabotage(self, adapter: Path | None, out: Path) -> dict[str, Any]:
+        """Train an adapter away from the champion until it is harmful; returns how harmful. Raises ChildFailed."""
+        chosen = ("--adapter", str(adapter)) if adapter is not None else ()
+        await self._run(
+            "sabotage",
+            *("-m", "deploy.demo.sabotage", "--agent", str(self.agent_file), "--out", str(out), *chosen),
+            *("--seed", str(self.seed)),
+        )
+        found: dict[str, Any] = json.loads(out.with_suffix(".json").read_text())
+        return found
+
+    async def _run(self, name: str, *arguments: str) -> None:
+        environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+        log = self.folder / f"{name}.log"
+        with log.open("wb") as output:
+            child = await asyncio.create_subprocess_exec(
+                sys.executable, *arguments, stdout=output, stderr=output, env=environment
+            )
+            try:
+                code = await child.wait()
+            except asyncio.CancelledError:
+                child.kill()
+                await child.wait()
+                raise
+        if code != 0:
+            said = " ".join(log.read_text(errors="replace").split())[-300:]
+            raise ChildFailed(f"{name} ended with {code}: {said}; see {log}")
+
+
+def as_evaluation(raw: dict[str, Any]) -> Evaluation:
+    """From its JSON form."""
+    return Evaluation(**{**raw, "success": tuple(raw["success"])})

@@ -1,0 +1,90 @@
+"""What the person watching sees: one screen that is redrawn, or plain lines where there is no terminal."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+LINE_EVERY_S = 15.0
+
+
+@dataclass
+class Scene:
+    """The latest facts; written by the stages, read by the screen."""
+
+    stage: str = "starting"
+    done: float = 0.0
+    counters: Mapping[str, int] = field(default_factory=dict)
+    updates: Mapping[str, int] = field(default_factory=dict)
+    status: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Screen:
+    """Draws a Scene. `update` may be called as often as one likes."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._bar = Progress(
+            TextColumn("[bold]{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"),
+            TimeElapsedColumn(), TextColumn("ETA"), TimeRemainingColumn(), console=console,
+        )  # fmt: skip
+        self._task = self._bar.add_task("starting", total=1.0)
+        self._spoke_at = 0.0
+        self._stage = ""
+
+    def render(self, scene: Scene) -> RenderableType:
+        """The whole screen."""
+        if scene.stage != self._stage:
+            self._stage = scene.stage
+            self._bar.reset(self._task, description=scene.stage, total=1.0)
+        self._bar.update(self._task, completed=scene.done)
+        return Group(self._bar, table(scene))
+
+    def line(self, scene: Scene) -> None:
+        """One plain line, at most every quarter of a minute or when the stage changes."""
+        now = time.monotonic()
+        if scene.stage == self._stage and now - self._spoke_at < LINE_EVERY_S:
+            return
+        self._stage, self._spoke_at = scene.stage, now
+        said = " · ".join(f"{name} {value}" for name, value in rows(scene))
+        self.console.print(f"{scene.stage} {scene.done:.0%} · {said}", soft_wrap=True, highlight=False)
+
+
+def rows(scene: Scene) -> list[tuple[str, str]]:
+    """Name and value of every figure, in order."""
+    counted, split, canary = scene.counters, scene.status.get("split") or {}, scene.status.get("canary") or {}
+    found = [
+        ("episodes", str(counted.get("episodes", 0))),
+        ("rated", str(counted.get("rated", 0))),
+        ("failed", str(counted.get("failed", 0))),
+        ("updates", ", ".join(f"{n} {name}" for name, n in scene.updates.items() if n) or "0"),
+        ("champion", str((split.get("champion") or {}).get("version", "?"))),
+    ]
+    if canary:
+        found.append(
+            ("candidate", f"{canary.get('version')} at {canary.get('share', 0):.0%}, {canary.get('phase')}")
+        )
+        found.append(("evidence", evidence(canary)))
+    return found
+
+
+def evidence(canary: Mapping[str, Any]) -> str:
+    """Both bets against their bars, in powers of ten."""
+    said = []
+    for side in ("better", "worse"):
+        facts = (canary.get("evidence") or {}).get(side) or {}
+        if facts:
+            said.append(f"{side} 10^{facts['log10_e']:.2f} of 10^{facts['log10_bar']:.2f}")
+    return ", ".join(said) or "none yet"
+
+
+def table(scene: Scene) -> Table:
+    """The figures as a small table."""
+    drawn = Table.grid(padding=(0, 2))
+    for name, value in rows(scene):
+        drawn.add_row(f"[dim]{name}[/]", value)
+    return drawn
