@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from deploy.simulation.travel import Answer, truth
 from deploy.simulation.world import Request
-from tools.calculator import calculate
+from tools.calculator import evaluate, written
 from tools.travel import SKIES, Kind, Offer, forecast, listed, offers
 
 Mixture = Literal["careful", "mixed", "majority"]
@@ -123,7 +123,7 @@ def _sum(said: Answer, nights: int) -> tuple[str, str]:
     terms = [str(said.flight.price)] if said.flight else []
     terms += [f"{said.hotel.price}*{nights}"] if said.hotel else []
     expr = "+".join(terms)
-    return expr, str(calculate.invoke({"expr": expr}))
+    return expr, written(evaluate(expr))
 
 
 def _called(calls: Sequence[CallMade]) -> list[Message]:

@@ -36,8 +36,10 @@ class Sent:
 class Talk:
     """The connections of all simulated users to one serving address (`base_url` ends in /v1)."""
 
-    def __init__(self, base_url: str, api_key: str, *, model: str, timeout_s: float = 120.0) -> None:
-        self._model, self._base = model, base_url.rstrip("/")
+    def __init__(
+        self, base_url: str, api_key: str, *, model: str, timeout_s: float = 120.0, pause_s: float = 0.5
+    ) -> None:
+        self._model, self._base, self._pause_s = model, base_url.rstrip("/"), pause_s
         # No retries: a failure that a client can see must be counted.
         self._chat = AsyncOpenAI(base_url=self._base, api_key=api_key, timeout=timeout_s, max_retries=0)
         self._http = httpx.AsyncClient(headers={"Authorization": f"Bearer {api_key}"}, timeout=30.0)
@@ -80,7 +82,7 @@ class Talk:
             sent = await self._post_rating(body, attempt)
             if sent.status and sent.status != httpx.codes.SERVICE_UNAVAILABLE:
                 return sent
-            await asyncio.sleep(min(8.0, 0.5 * 2**attempt))
+            await asyncio.sleep(min(8.0, self._pause_s * 2**attempt))
         return sent
 
     async def end(self, episode_id: str) -> bool:
