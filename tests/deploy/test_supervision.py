@@ -4,8 +4,7 @@ import os
 import signal
 import socket
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -22,12 +21,7 @@ from deploy.supervision import (
     supervisor_pid,
 )
 from deploy.up import Ready, Stack, UpError, run_plan
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+from tests.running import eventually, free_port
 
 
 def answering_part(name: str) -> Part:
@@ -43,15 +37,6 @@ def dying_part(name: str) -> Part:
 
 def plan_of(*loop: Part) -> Plan:
     return Plan(stores=(), loop=loop, environment={"SOMETHING": "shared"})
-
-
-def eventually(holds: Callable[[], object], *, within_s: float = 15) -> bool:
-    deadline = time.monotonic() + within_s
-    while time.monotonic() < deadline:
-        if holds():
-            return True
-        time.sleep(0.05)
-    return False
 
 
 @pytest.fixture
