@@ -174,7 +174,7 @@ def _pack(rows: Sequence[Row], positions: list[list[int]], first: list[int], gro
     width = max(positions[group[0]]) + 1
     ids_BT = torch.zeros((len(group), width), dtype=torch.long)
     for place, number in enumerate(group):
-        ids = rows[number].ids[:width]
+        ids = rows[number].ids[: max(positions[number]) + 1]
         ids_BT[place, : len(ids)] = torch.tensor(ids)
     counts = torch.tensor([len(positions[number]) for number in group])
     return Pack(

@@ -51,26 +51,6 @@ class Age:
         return stale_reason(lag=lag, update_lag=update_lag, age_s=age_s, settings=settings)
 
 
-@dataclass(frozen=True)
-class Taken:
-    """One batch for the policy: its experiences in a fixed order, and the turns of them that are too old."""
-
-    experiences: tuple[Experience, ...]
-    stale: Mapping[tuple[str, int], str]
-
-    @property
-    def episode_ids(self) -> tuple[str, ...]:
-        return tuple(experience.episode_id for experience in self.experiences)
-
-    @property
-    def rated(self) -> int:
-        return sum(experience.thumb is not None for experience in self.experiences)
-
-    @property
-    def raters(self) -> int:
-        return len({experience.rater for experience in self.experiences})
-
-
 @dataclass
 class Buffer:
     """Waiting episodes by id, the ids already settled (with their cut-off, so that they can be forgotten), counted reasons."""
@@ -134,8 +114,8 @@ class Buffer:
 
 
 def is_enough(chosen: Sequence[Experience], settings: BatchSettings) -> bool:
-    """Enough episodes, ratings and people for one update (design 13, Batch and Raters)."""
-    raters = len({experience.rater for experience in chosen})
+    """Enough episodes, ratings and people who reacted for one update (design 13, Batch and Raters)."""
+    raters = len({experience.rater for experience in chosen if experience.outcome_reward is not None})
     return (
         len(chosen) >= settings.min_episodes
         and _rated(chosen) >= settings.min_rated

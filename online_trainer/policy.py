@@ -71,6 +71,10 @@ class Policy:
     def max_length(self) -> int:
         return int(self._causal.config.max_position_embeddings)
 
+    def base_with_adapter(self) -> Any:
+        """The causal model with the adapter in place, for samplers that keep its cache."""
+        return self._causal
+
     def state(self) -> State:
         return {name: parameter.detach().clone() for name, parameter in self._named.items()}
 
@@ -122,13 +126,13 @@ class Policy:
         ids = [(7 * at + 3) % vocabulary for at in range(min(50, self.max_length))]
         short = ids[: max(2, len(ids) // 10)]
         ours = self.score(ids)
+        _require(ours == self.score(ids), "two passes of the same ids differ: something is random")
         whole = functional.log_softmax(self._causal(torch.tensor([ids])).logits[0, :-1].float(), dim=-1)
         theirs = whole.gather(1, torch.tensor(ids)[1:, None])[:, 0]
         loose = 1e-4 if self._head.weight.dtype == torch.float32 else 5e-2
         _require(
             _close(ours, theirs.tolist(), loose), "the output head is not applied as the model applies it"
         )
-        _require(ours == self.score(ids), "two passes of the same ids differ: something is random")
         _require(_close(self.score(short), ours[: len(short) - 1], loose), "later ids change earlier ones")
         zero = {
             name: torch.zeros_like(p) if "lora_B" in name else p.detach() for name, p in self._named.items()

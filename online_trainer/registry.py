@@ -66,7 +66,7 @@ def _reachable(
 ) -> Callable[Concatenate[Registry, P], R]:
     """Any failure of the client or the network is RegistryDown; our own refusals pass through."""
 
-    def wrapped(self: Registry, *args: P.args, **kwargs: P.kwargs) -> R:
+    def wrapped(self: Registry, /, *args: P.args, **kwargs: P.kwargs) -> R:
         from mlflow.exceptions import MlflowException
         from requests import RequestException
 

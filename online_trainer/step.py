@@ -17,7 +17,7 @@ import torch
 from feedback.schemas import Decision
 from feedback.training_section import Training
 from online_trainer import ppo
-from online_trainer.batch import Batch, Pack, pack, token_positions
+from online_trainer.batch import Batch, NothingToTrain, Pack, pack, token_positions
 from online_trainer.caps import influence_factors
 from online_trainer.kl import k2_loss, k3
 from online_trainer.policy import Policy, State
@@ -142,6 +142,8 @@ def update(
     goal, dropped, share = _goal(
         batch, old, reference, advantage_M=advantage_M, raters=raters, training=training
     )
+    if not bool(goal.advantage_N.any()):
+        raise NothingToTrain("the caps on raters and episodes leave no weight")
     for group in optimizer.param_groups:
         group["lr"] = rate
     climb = _climb(policy, optimizer, batch, goal, training=training, beta=beta, generator=generator)
@@ -210,7 +212,7 @@ def _climb(
     limits = Limits.of(training)
     for rows in _minibatches(batch, training, generator):
         optimizer.zero_grad(set_to_none=True)
-        share = _backward(policy, batch, goal, rows, training=training, beta=beta)
+        share = backward(policy, batch, goal, rows, training=training, beta=beta)
         statistics, loss = statistics.plus(share.statistics), loss + share.loss
         if stopped := should_stop(share.k3_old, share.statistics.clip_fraction, limits=limits):
             return Climb(statistics, norm, loss, steps, stopped)
@@ -239,15 +241,15 @@ def _minibatches(batch: Batch, training: Training, generator: torch.Generator) -
 
 
 @dataclass(frozen=True)
-class _Share:
+class Share:
     statistics: RatioStatistics
     loss: float
     k3_old: float
 
 
-def _backward(
+def backward(
     policy: Policy, batch: Batch, goal: Goal, rows: Sequence[int], *, training: Training, beta: float
-) -> _Share:
+) -> Share:
     """Gradients of one minibatch; its denominator is the update's tokens over the number of minibatches."""
     settings = training.ppo
     total = max(1.0, float(goal.used_N.sum()) / min(settings.minibatches, len(batch.rows)))
@@ -276,7 +278,7 @@ def _backward(
         weight_P = ppo.truncated_weight(old_P, mu_P, cap=cap)[used_P]
         moved += float((weight_P * k3(old_P, new_P.detach())[used_P]).sum())
         weight_sum += float(weight_P.sum())
-    return _Share(statistics, loss_sum, moved / weight_sum if weight_sum > 0 else 0.0)
+    return Share(statistics, loss_sum, moved / weight_sum if weight_sum > 0 else 0.0)
 
 
 def _logprobs(policy: Policy, batch: Batch, part: Pack) -> torch.Tensor:

@@ -7,6 +7,7 @@ before anyone is told. A trainer killed anywhere goes on to the same bits.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,7 @@ import torch
 from feedback.schemas import Decision, Experience, TrafficSplit, Update, version_number
 from online_trainer import account
 from online_trainer.assign import Assigned, Returns, assign, known_returns, train_critic
-from online_trainer.batch import NothingToTrain, Row, build, lay_out, mark
+from online_trainer.batch import Batch, NothingToTrain, Row, build, lay_out, mark
 from online_trainer.buffer import stale_turns
 from online_trainer.collect import collect
 from online_trainer.features import Survey, survey, widths
@@ -50,7 +51,7 @@ def run(trainer: Trainer, stopping: threading.Event, *, poll_s: float) -> None:
 
 
 @dataclass(frozen=True)
-class Batch:
+class Taken:
     """Episodes given to the policy, and their rows with every turn that does not count marked."""
 
     experiences: tuple[Experience, ...]
@@ -174,7 +175,7 @@ def tell(trainer: Trainer) -> None:
     trainer.parts.publisher.submit(trainer.progress.publications)
 
 
-def take(trainer: Trainer) -> Batch | None:
+def take(trainer: Trainer) -> Taken | None:
     """A batch that was written down before it is used, or the one that was when the last trainer died."""
     progress, buffer, settings = trainer.progress, trainer.buffer, trainer.parts.agent.training
     if not progress.pending:
@@ -193,10 +194,10 @@ def take(trainer: Trainer) -> Batch | None:
     experiences = buffer.named(progress.pending)
     stale = stale_turns(experiences, progress.age(progress.pending_at), settings.staleness)
     rows = [row for e in experiences for row in lay_out(e, max_length=trainer.policy.max_length)]
-    return Batch(experiences, mark(rows, stale), time.monotonic())
+    return Taken(experiences, mark(rows, stale), time.monotonic())
 
 
-def study(trainer: Trainer, taken: Batch) -> Survey:
+def study(trainer: Trainer, taken: Taken) -> Survey:
     """The frozen reference reads the batch and whatever it has not read yet, once."""
     replay = trainer.replay
     by_id = {e.episode_id: e for e in (*replay.unseen.values(), *taken.experiences)}
@@ -210,7 +211,7 @@ def study(trainer: Trainer, taken: Batch) -> Survey:
     return seen
 
 
-def reward(trainer: Trainer, taken: Batch) -> Judgement:
+def reward(trainer: Trainer, taken: Taken) -> Judgement:
     """Train the reward model anew on all thumbs, price what nobody rated."""
     settings = trainer.parts.agent.training.reward_model
     _, _, width = widths(trainer.policy)
@@ -231,7 +232,7 @@ def value(trainer: Trainer) -> Returns | None:
     return known
 
 
-def credit(trainer: Trainer, taken: Batch, judgement: Judgement, known: Returns | None) -> Assigned:
+def credit(trainer: Trainer, taken: Taken, judgement: Judgement, known: Returns | None) -> Assigned:
     """One advantage per turn of the batch."""
     agent = trainer.parts.agent
     return assign(
@@ -247,9 +248,8 @@ def credit(trainer: Trainer, taken: Batch, judgement: Judgement, known: Returns 
     )
 
 
-def improve(trainer: Trainer, taken: Batch, seen: Survey, assigned: Assigned) -> Made:
+def improve(trainer: Trainer, taken: Taken, seen: Survey, assigned: Assigned) -> Made:
     """Update the policy, keep what the trust region allows, and refuse what the publish gate would."""
-    training = trainer.parts.agent.training
     silent = {
         (e.episode_id, number): "no_signal"
         for e in taken.experiences
@@ -258,22 +258,10 @@ def improve(trainer: Trainer, taken: Batch, seen: Survey, assigned: Assigned) ->
     }
     try:
         batch = build(mark(taken.rows, silent))
-    except NothingToTrain:
-        return Made(Decision.REFUSED, ("nothing_to_train",), None, silent, None, "")
-    raters = {e.episode_id: e.rater for e in taken.experiences}
-    log.info("batch: %d of %d ids are trained, %d rows", batch.tokens, batch.total_ids, len(batch.rows))
-    step = update(
-        trainer.policy,
-        trainer.optimizer,
-        batch,
-        advantage_M=_per_turn(batch.turns, assigned),
-        raters=[raters[row.episode_id] for row in batch.rows],
-        reference_hidden_ND=seen.reference_ND(batch),
-        training=training,
-        rate=trainer.progress.rate.rate,
-        beta=trainer.progress.beta.beta,
-        generator=trainer.generator(3),
-    )
+        log.info("batch: %d of %d ids are trained, %d rows", batch.tokens, batch.total_ids, len(batch.rows))
+        step = _step(trainer, taken, batch, seen, assigned)
+    except NothingToTrain as error:
+        return Made(Decision.REFUSED, (f"nothing_to_train: {error}",), None, silent, None, "")
     unused = {**silent, **dict.fromkeys(step.dropped, "abandoned")}
     trainer.parts.boundary("after step")
     decision, reasons = step.outcome.decision, step.outcome.reasons
@@ -282,12 +270,28 @@ def improve(trainer: Trainer, taken: Batch, seen: Survey, assigned: Assigned) ->
     return _through_the_gate(trainer, taken, step, unused)
 
 
+def _step(trainer: Trainer, taken: Taken, batch: Batch, seen: Survey, assigned: Assigned) -> Step:
+    raters = {e.episode_id: e.rater for e in taken.experiences}
+    return update(
+        trainer.policy,
+        trainer.optimizer,
+        batch,
+        advantage_M=_per_turn(batch.turns, assigned),
+        raters=[raters[row.episode_id] for row in batch.rows],
+        reference_hidden_ND=seen.reference_ND(batch),
+        training=trainer.parts.agent.training,
+        rate=trainer.progress.rate.rate,
+        beta=trainer.progress.beta.beta,
+        generator=trainer.generator(3),
+    )
+
+
 def _per_turn(turns: Sequence[tuple[str, int]], assigned: Assigned) -> torch.Tensor:
     return torch.tensor([assigned.advantage[episode_id][number] for episode_id, number in turns])
 
 
 def _through_the_gate(
-    trainer: Trainer, taken: Batch, step: Step, unused: Mapping[tuple[str, int], str]
+    trainer: Trainer, taken: Taken, step: Step, unused: Mapping[tuple[str, int], str]
 ) -> Made:
     """Write the adapter and let the gate look at the file; what it refuses is undone."""
     parts, progress = trainer.parts, trainer.progress
@@ -302,7 +306,7 @@ def _through_the_gate(
     return Made(step.outcome.decision, step.outcome.reasons, step, unused, digest, name)
 
 
-def settle(trainer: Trainer, taken: Batch, judgement: Judgement, assigned: Assigned, made: Made) -> None:
+def settle(trainer: Trainer, taken: Taken, judgement: Judgement, assigned: Assigned, made: Made) -> None:
     """Account for the update, move the controllers, and write the checkpoint that makes it true."""
     progress, agent = trainer.progress, trainer.parts.agent
     accepted = made.decision is not Decision.REFUSED
@@ -327,7 +331,7 @@ def settle(trainer: Trainer, taken: Batch, judgement: Judgement, assigned: Assig
     _report(trainer, taken, message)
 
 
-def _message(trainer: Trainer, taken: Batch, judgement: Judgement, assigned: Assigned, made: Made) -> Update:
+def _message(trainer: Trainer, taken: Taken, judgement: Judgement, assigned: Assigned, made: Made) -> Update:
     progress, agent = trainer.progress, trainer.parts.agent
     episodes = tuple(e.episode_id for e in taken.experiences)
     measures = {
@@ -353,7 +357,7 @@ def _message(trainer: Trainer, taken: Batch, judgement: Judgement, assigned: Ass
     )
 
 
-def _control(trainer: Trainer, taken: Batch, judgement: Judgement, assigned: Assigned, made: Made) -> None:
+def _control(trainer: Trainer, taken: Taken, judgement: Judgement, assigned: Assigned, made: Made) -> None:
     """Learning rate, beta, pause and running scales follow what was measured."""
     progress, trust = trainer.progress, trainer.parts.agent.training.trust
     progress.centre, progress.scale = judgement.centre, assigned.scale
@@ -362,12 +366,12 @@ def _control(trainer: Trainer, taken: Batch, judgement: Judgement, assigned: Ass
         return
     measured = made.step.outcome.measures
     progress.rate = progress.rate.after(measured.k3_old, made.decision)
-    if made.decision is not Decision.REFUSED:
+    if math.isfinite(measured.kl_ref):
         progress.beta = progress.beta.after(measured.kl_ref, len(taken.experiences))
     progress.pause = progress.pause.after(made.decision, made.reasons, now_ms=trainer.now(), settings=trust)
 
 
-def _publication(trainer: Trainer, taken: Batch, message: Update, made: Made, *, offer: bool) -> Publication:
+def _publication(trainer: Trainer, taken: Taken, message: Update, made: Made, *, offer: bool) -> Publication:
     progress = trainer.progress
     seconds = time.monotonic() - taken.began
     return Publication(
@@ -382,7 +386,7 @@ def _publication(trainer: Trainer, taken: Batch, message: Update, made: Made, *,
     )
 
 
-def _credits(trainer: Trainer, taken: Batch, assigned: Assigned, made: Made, *, update: str) -> list[Letter]:
+def _credits(trainer: Trainer, taken: Taken, assigned: Assigned, made: Made, *, update: str) -> list[Letter]:
     refused = {
         (e.episode_id, number): "refused"
         for e in taken.experiences
@@ -406,7 +410,7 @@ def _credits(trainer: Trainer, taken: Batch, assigned: Assigned, made: Made, *, 
     ]
 
 
-def _report(trainer: Trainer, taken: Batch, message: Update) -> None:
+def _report(trainer: Trainer, taken: Taken, message: Update) -> None:
     """One line and the metrics."""
     progress, measures = trainer.progress, message.measures
     monitor = trainer.parts.monitor

@@ -1,0 +1,218 @@
+"""One update: exact zero where nothing pulls, the same whatever the order or the cut, bit for bit undone when refused.
+
+I2, I6, I8 of algorithms.md section 10; cases 24 and 40.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from feedback.agent_file import AgentFile
+from feedback.schemas import Decision
+from feedback.training_section import Training
+from online_trainer.batch import Batch, NothingToTrain, Row, build, lay_out, mark
+from online_trainer.policy import Policy, state_digest
+from online_trainer.step import Goal, Step, backward, look, new_optimizer, update
+from tests.online_trainer import tiny
+
+LOOSE = {
+    "k3_old_stop": 10.0,
+    "k3_old_refuse": 10.0,
+    "m2_refuse": 10.0,
+    "turn_kl_refuse": 10.0,
+    "big_move_share": 1.0,
+    "k3_mu_refuse": 10.0,
+    "clip_fraction_stop": 1.0,
+}
+
+
+def rows_for(policy: Policy, count: int = 24, *, seed: int = 0) -> list[Row]:
+    items = tiny.dialogues(policy, count, seed=seed)
+    return [row for item in items for row in lay_out(item, max_length=256)]
+
+
+def raters_of(batch: Batch) -> list[str]:
+    return [f"rater-{row.episode_id}" for row in batch.rows]
+
+
+def step(
+    policy: Policy,
+    batch: Batch,
+    advantage_M: torch.Tensor,
+    training: Training,
+    *,
+    optimizer: torch.optim.Optimizer | None = None,
+    rate: float = 1e-3,
+    beta: float = 0.0,
+) -> Step:
+    with policy.under(None):
+        reference = look(policy, batch, token_budget=4096)
+    return update(
+        policy,
+        optimizer or new_optimizer(policy),
+        batch,
+        advantage_M=advantage_M,
+        raters=raters_of(batch),
+        reference_hidden_ND=reference.hidden_ND,
+        training=training,
+        rate=rate,
+        beta=beta,
+        generator=torch.Generator().manual_seed(1),
+    )
+
+
+def signs(batch: Batch) -> torch.Tensor:
+    """+1 for a GOOD first choice, -1 otherwise; the second turn carries half of it."""
+    first = {row.episode_id: 1.0 if row.ids[row.spans[0].start] in tiny.GOOD else -1.0 for row in batch.rows}
+    return torch.tensor([first[episode] * (1.0 if turn == 0 else 0.5) for episode, turn in batch.turns])
+
+
+def training_with(agent: AgentFile, **trust: Any) -> Training:
+    changed = agent.training.trust.model_copy(update=trust)
+    return agent.training.model_copy(update={"trust": changed})
+
+
+def test_nothing_pulls_without_advantage_at_the_reference(policy: Policy, agent: AgentFile) -> None:
+    batch = build(rows_for(policy))
+    here = look(policy, batch, token_budget=4096)
+    goal = Goal(torch.zeros(batch.tokens), torch.ones(batch.tokens, dtype=torch.bool), here, here)
+    backward(policy, batch, goal, range(len(batch.rows)), training=agent.training, beta=0.1)
+    gradients = [parameter.grad for parameter in policy.parameters]
+    assert all(gradient is not None and not bool(gradient.any()) for gradient in gradients)
+
+
+def test_a_batch_without_weight_is_not_a_step(policy: Policy, agent: AgentFile) -> None:
+    batch = build(rows_for(policy))
+    with pytest.raises(NothingToTrain):
+        step(policy, batch, torch.zeros(len(batch.turns)), agent.training)
+
+
+def test_an_update_raises_what_was_praised_and_lowers_what_was_blamed(
+    policy: Policy, agent: AgentFile
+) -> None:
+    batch = build(rows_for(policy, 48))
+    old = look(policy, batch, token_budget=4096).logprob_N
+    made = step(policy, batch, signs(batch), training_with(agent, **LOOSE))
+    new = look(policy, batch, token_budget=4096).logprob_N
+    praised_N = signs(batch)[batch.turn_N] > 0
+    assert made.outcome.decision is Decision.ACCEPTED
+    assert float((new - old)[praised_N].mean()) > 0 > float((new - old)[~praised_N].mean())
+
+
+def test_order_and_cut_of_the_batch_leave_the_update_unchanged(agent: AgentFile) -> None:
+    results = []
+    for order, budget in ((1, 4096), (-1, 64), (1, 32)):
+        policy = tiny.new_policy(agent)
+        batch = build(rows_for(policy)[::order])
+        training = training_with(agent, **LOOSE).model_copy(update={"token_budget": max(64, budget)})
+        step(policy, batch, signs(batch), training, beta=0.02)
+        results.append(policy.state())
+    for other in results[1:]:
+        # Adam divides by the gradient's size: compare where the first moments are not noise
+        gaps = [float((results[0][name] - other[name]).abs().max()) for name in other]
+        assert max(gaps) < 1e-4
+
+
+def test_a_refused_update_leaves_weights_and_optimizer_bit_for_bit(policy: Policy, agent: AgentFile) -> None:
+    optimizer = new_optimizer(policy)
+    batch = build(rows_for(policy))
+    step(policy, batch, signs(batch), training_with(agent, **LOOSE), optimizer=optimizer)
+    before, kept = state_digest(policy.state()), copy.deepcopy(optimizer.state_dict())
+    strict = training_with(agent, k3_old_refuse=1e-9)
+    made = step(policy, batch, signs(batch), strict, optimizer=optimizer, rate=1e-2)
+    assert made.outcome.decision is Decision.REFUSED
+    assert made.outcome.reasons[0].startswith("k3_old")
+    assert state_digest(policy.state()) == before
+    now = optimizer.state_dict()
+    for key, moments in kept["state"].items():
+        assert all(torch.equal(moments[name], now["state"][key][name]) for name in moments)
+
+
+def test_a_step_that_is_too_long_is_shrunk_to_what_is_allowed(agent: AgentFile) -> None:
+    def made_at(**trust: Any) -> Step:
+        policy = tiny.new_policy(agent)
+        batch = build(rows_for(policy))
+        return step(policy, batch, signs(batch), training_with(agent, **{**LOOSE, **trust}))
+
+    whole = made_at().outcome.measures.k3_old
+    shrunk = made_at(k3_old_refuse=whole / 2).outcome
+    assert shrunk.decision is Decision.SHRUNK
+    assert shrunk.scale == 0.5
+    assert shrunk.measures.k3_old == pytest.approx(whole / 4, rel=0.3)
+
+
+def test_a_moving_epoch_is_stopped_before_its_next_step(policy: Policy, agent: AgentFile) -> None:
+    batch = build(rows_for(policy))
+    trust = {**LOOSE, "k3_old_stop": 1e-7}
+    made = step(policy, batch, signs(batch), training_with(agent, **trust))
+    assert made.climb.steps == 1
+    assert made.climb.stopped is not None and made.climb.stopped.startswith("k3_old")
+
+
+def test_nan_is_refused_and_reaches_no_weight(policy: Policy, agent: AgentFile) -> None:
+    batch = build(rows_for(policy))
+    before = state_digest(policy.state())
+    poisoned = signs(batch)
+    poisoned[0] = torch.nan
+    made = step(policy, batch, poisoned, agent.training)
+    assert made.outcome.decision is Decision.REFUSED
+    assert made.outcome.reasons[0].startswith("non_finite")
+    assert state_digest(policy.state()) == before
+
+
+def test_whatever_was_recorded_at_turns_that_do_not_count_changes_nothing(agent: AgentFile) -> None:
+    """A tool turn's recorded log-probabilities may be +50, -1e9 or NaN (case 24)."""
+    digests = []
+    for garbage in (-1.0, 50.0, -1e9, float("nan")):
+        policy = tiny.new_policy(agent)
+        items = tiny.dialogues(policy, 24)
+        rows = [row for item in items for row in lay_out(item, max_length=256)]
+        bad = {(item.episode_id, 1): "stale" for item in items}
+        rows = list(mark(rows, bad))
+        spoiled = [
+            Row(row.episode_id, row.ids, tuple(_spoil(span, garbage) for span in row.spans)) for row in rows
+        ]
+        batch = build(spoiled)
+        assert batch.tokens == 24
+        step(policy, batch, signs(batch), training_with(agent, **LOOSE), beta=0.02)
+        digests.append(state_digest(policy.state()))
+    assert len(set(digests)) == 1
+
+
+def _spoil(span: Any, garbage: float) -> Any:
+    return span if span.counts else replace(span, mu=tuple(garbage for _ in span.mu))
+
+
+def test_turns_that_the_head_has_outgrown_are_dropped_whole(policy: Policy, agent: AgentFile) -> None:
+    rows = rows_for(policy)
+    span = rows[0].spans[0]
+    unlikely = replace(span, mu=(span.mu[0] - 3.0,))
+    rows[0] = replace(rows[0], spans=(unlikely, *rows[0].spans[1:]))
+    batch = build(rows)
+    made = step(policy, batch, signs(batch), training_with(agent, **LOOSE))
+    assert made.dropped == ((rows[0].episode_id, span.turn),)
+
+
+def test_one_rater_weighs_at_most_a_tenth(policy: Policy, agent: AgentFile) -> None:
+    batch = build(rows_for(policy, 48))
+    raters = ["same" if number < 24 else f"r{number}" for number in range(len(batch.rows))]
+    with policy.under(None):
+        reference = look(policy, batch, token_budget=4096)
+    made = update(
+        policy,
+        new_optimizer(policy),
+        batch,
+        advantage_M=signs(batch),
+        raters=raters,
+        reference_hidden_ND=reference.hidden_ND,
+        training=training_with(agent, **LOOSE),
+        rate=1e-3,
+        beta=0.0,
+        generator=torch.Generator().manual_seed(1),
+    )
+    assert made.rater_share <= 0.1 + 1e-6
