@@ -4,7 +4,7 @@ Invariant: nothing is converted or dropped: "five", "5" and 5.0 are not an int, 
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -26,9 +26,8 @@ _Strict = extend(
 )
 
 
-def problem(tool: BaseTool, arguments: Mapping[str, Any]) -> str | None:
-    """What is wrong with the arguments, naming the field and the valid names; None = nothing."""
-    names = list(tool.args)
+def problem(tool: BaseTool, arguments: Mapping[str, Any], *, names: Sequence[str]) -> str | None:
+    """What is wrong with the arguments, naming the field and the valid `names`; None = nothing."""
     for extra in arguments:
         if extra not in names:
             return (

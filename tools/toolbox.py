@@ -62,6 +62,7 @@ class Toolbox:
         self._by_name = {tool.name: tool for tool in self.tools}
         if len(self._by_name) != len(self.tools):
             raise ValueError(f"two tools have the same name among {listed(tool.name for tool in tools)}")
+        self._arguments = {tool.name: tuple(tool.args) for tool in self.tools}  # slow to work out: once
         self._limits, self._count = limits, count_tokens
         self._pool: DaemonPool[Outcome] = DaemonPool(limits.concurrency)
         self._hung: dict[str, set[Any]] = {name: set() for name in self._by_name}
@@ -116,7 +117,7 @@ class Toolbox:
         if call.error or call.arguments_json is None:
             raise Failed("malformed", call.error or f"the arguments of {call.name} cannot be read")
         tool = self._by_name[call.name]
-        wrong = problem(tool, call.arguments_json)
+        wrong = problem(tool, call.arguments_json, names=self._arguments[tool.name])
         if wrong:
             raise Failed("arguments", wrong)
         return tool

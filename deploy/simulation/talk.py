@@ -13,7 +13,8 @@ from openai import AsyncOpenAI, OpenAIError
 
 from deploy.simulation.ledger import Answer
 
-ATTEMPTS = 6  # of one rating while the server says 503 or does not answer
+ATTEMPTS = 6  # of one rating while the server is busy or does not answer
+BUSY = (httpx.codes.TOO_MANY_REQUESTS, httpx.codes.SERVICE_UNAVAILABLE)
 FAILURES = (OpenAIError, httpx.HTTPError, ValueError)
 
 
@@ -80,7 +81,7 @@ class Talk:
         sent = Sent(0, 0, None, None)
         for attempt in range(1, ATTEMPTS + 1):
             sent = await self._post_rating(body, attempt)
-            if sent.status and sent.status != httpx.codes.SERVICE_UNAVAILABLE:
+            if sent.status and sent.status not in BUSY:
                 return sent
             await asyncio.sleep(min(8.0, self._pause_s * 2**attempt))
         return sent
