@@ -98,7 +98,7 @@ def down(as_json: AsJson = False) -> None:
 @app.command()
 def status(as_json: AsJson = False) -> None:
     """What runs, what is live, what is being tried. Exit 1 if a part is unwell, 3 if nothing runs."""
-    from deploy.status import read_status, render_status
+    from deploy.overview import read_status, render_status
 
     found = read_status(read_settings(None))
     answer(found, render_status(found), as_json=as_json)
