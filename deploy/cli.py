@@ -203,7 +203,7 @@ def versions(as_json: AsJson = False) -> None:
     """Every numbered version and what became of it."""
     found = ask_deploy("GET", "/v1/versions")
     answer(
-        found, table(rows_of(found), ("version", "parent", "state", "verdict", "created_at")), as_json=as_json
+        found, table(rows_of(found), ("version", "parent", "source", "champion", "refused")), as_json=as_json
     )
 
 

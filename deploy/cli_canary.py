@@ -25,24 +25,21 @@ def offer(
 
 @canary.command(name="list")
 def list_(as_json: AsJson = False) -> None:
-    """Every trial, newest first."""
+    """Every trial, oldest first."""
     found = ask_deploy("GET", "/v1/canaries")
-    answer(found, table(rows_of(found), ("id", "candidate", "phase", "share", "verdict")), as_json=as_json)
+    answer(found, table(rows_of(found), ("id", "version", "phase", "verdict", "reason")), as_json=as_json)
 
 
 @canary.command()
-def show(canary_id: Annotated[str, typer.Argument(help="cn_…")], as_json: AsJson = False) -> None:
+def show(canary_id: CanaryId = "active", as_json: AsJson = False) -> None:
     """One trial with its steps and evidence."""
     found = ask_deploy("GET", f"/v1/canaries/{canary_id}")
     answer(found, json.dumps(found, indent=2), as_json=as_json)
 
 
-CanaryId = Annotated[str, typer.Argument(help="cn_…")]
-
-
 @canary.command()
 def promote(
-    canary_id: CanaryId,
+    canary_id: CanaryId = "active",
     full: Annotated[
         bool, typer.Option("--full", help="Make it champion now, not only leave the step.")
     ] = False,
@@ -53,31 +50,31 @@ def promote(
 
 
 @canary.command()
-def pause(canary_id: CanaryId, as_json: AsJson = False) -> None:
+def pause(canary_id: CanaryId = "active", as_json: AsJson = False) -> None:
     """Hold the trial where it is; harm still ends it."""
     _steer(canary_id, "pause", {}, as_json=as_json)
 
 
 @canary.command()
-def resume(canary_id: CanaryId, as_json: AsJson = False) -> None:
+def resume(canary_id: CanaryId = "active", as_json: AsJson = False) -> None:
     """Go on after a pause."""
     _steer(canary_id, "resume", {}, as_json=as_json)
 
 
 @canary.command()
-def abort(canary_id: CanaryId, as_json: AsJson = False) -> None:
+def abort(canary_id: CanaryId = "active", as_json: AsJson = False) -> None:
     """Stop it: everyone is back on the champion."""
     _steer(canary_id, "abort", {}, as_json=as_json)
 
 
 @canary.command()
-def retry(canary_id: CanaryId, as_json: AsJson = False) -> None:
+def retry(canary_id: CanaryId = "latest", as_json: AsJson = False) -> None:
     """Try the same version again from its first step."""
     _steer(canary_id, "retry", {}, as_json=as_json)
 
 
 @canary.command()
-def undo(canary_id: CanaryId, as_json: AsJson = False) -> None:
+def undo(canary_id: CanaryId = "latest", as_json: AsJson = False) -> None:
     """Return to the champion before this promotion."""
     _steer(canary_id, "undo", {}, as_json=as_json)
 
@@ -87,7 +84,7 @@ def _steer(canary_id: str, verb: str, body: dict[str, Any], *, as_json: bool) ->
 
 
 def _say_canary(found: Any, *, as_json: bool) -> None:
-    facts = (found.get("id"), found.get("candidate"), found.get("phase"))
+    facts = (found.get("id"), found.get("version"), found.get("phase"))
     answer(found, " ".join(str(fact) for fact in facts if fact), as_json=as_json)
 
 

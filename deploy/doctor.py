@@ -170,7 +170,7 @@ def port_setting(part: str) -> str:
     """The variable that moves a part's port."""
     ours = {
         "serving": "SERVING_PORT",
-        "feedback": "FEEDBACK_PORT",
+        "feedback": "FEEDBACK_METRICS_PORT",
         "trainer": "TRAINER_PORT",
         "deploy": "DEPLOY_PORT",
     }

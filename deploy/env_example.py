@@ -47,7 +47,7 @@ def render(classes: Sequence[type[BaseSettings]]) -> str:
     seen: set[str] = set()
     blocks = [_HEAD]
     for settings in classes:
-        lines = [f"# --- {settings.__module__}: {(settings.__doc__ or '').strip().splitlines()[0]}"]
+        lines = [f"# --- {settings.__module__}"]
         for name, info in variables(settings):
             if name not in seen:
                 seen.add(name)

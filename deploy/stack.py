@@ -48,7 +48,10 @@ class StackSettings(BaseSettings):
     )
     serving_port: Port = Field(default=8000, validation_alias=AliasChoices("SERVING_PORT", "serving_port"))
     port: Port = Field(default=8001, description="deploy's own API")
-    feedback_port: Port = Field(default=8002, validation_alias=AliasChoices("FEEDBACK_PORT", "feedback_port"))
+    feedback_port: Port = Field(
+        default=8002,
+        validation_alias=AliasChoices("FEEDBACK_METRICS_PORT", "FEEDBACK_PORT", "feedback_port"),
+    )
     trainer_port: Port = Field(default=8003, validation_alias=AliasChoices("TRAINER_PORT", "trainer_port"))
     kafka_port: Port = Field(default=9092, description="of the node we start")
     kafka_controller_port: Port = Field(default=9093, description="of the node we start")
@@ -100,7 +103,7 @@ def plan_stack(settings: StackSettings, agent: AgentFile, *, dtype: Dtype, cores
         "SERVING_ENGINES": settings.engines or f"http://127.0.0.1:{settings.engine_port}",
         "SERVING_PORT": str(settings.serving_port),
         "DEPLOY_PORT": str(settings.port),
-        "FEEDBACK_PORT": str(settings.feedback_port),
+        "FEEDBACK_METRICS_PORT": str(settings.feedback_port),
         "TRAINER_PORT": str(settings.trainer_port),
         "TOKENIZERS_PARALLELISM": "false",
     }

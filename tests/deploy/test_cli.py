@@ -144,7 +144,7 @@ def test_a_stack_that_does_not_answer_is_exit_3(key: str) -> None:
 
 
 def test_a_folder_is_offered_by_path_and_anything_else_as_a_version(key: str, tmp_path: Path) -> None:
-    reply = {"id": "cn_1", "candidate": "travel-desk-000002", "phase": "progressing"}
+    reply = {"id": "cn_1", "version": "travel-desk-000002", "phase": "progressing"}
     with answering(deploy_port(), 200, reply) as asked:
         done = RUNNER.invoke(app, ["canary", "offer", str(tmp_path)])
         RUNNER.invoke(app, ["canary", "offer", "travel-desk-000002"])
