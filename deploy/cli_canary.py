@@ -8,6 +8,8 @@ import typer
 
 from deploy.terminal import AsJson, answer, faults_end_it, read_settings, rows_of, table
 
+CanaryId = Annotated[str, typer.Argument(help="cn_…, active or latest.")]
+
 canary = typer.Typer(
     help="Try a version on a share of the traffic, and steer the trial.", no_args_is_help=True
 )
