@@ -52,7 +52,7 @@ def main() -> int:
     projection = Projection(engine, registry, down=RegistryDown, retry_s=settings.alias_retry_s)
     controller = Controller(
         steering,
-        Intake(bus, engine, outbox, poll_s=settings.poll_s),
+        Intake(bus, engine, outbox, partitions=settings.partitions, poll_s=settings.poll_s),
         outbox,
         projection=projection,
         wake=drainer.wake,

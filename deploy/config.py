@@ -36,6 +36,12 @@ class Settings(BaseSettings):
         validation_alias=AliasChoices("RATCHET_API_KEYS", "api_keys"),
         description="name:secret:scope+scope, comma between; the verbs need the scope admin",
     )
+    partitions: int = Field(
+        default=2,
+        ge=1,
+        validation_alias=AliasChoices("RATCHET_PARTITIONS", "partitions"),
+        description="of every topic; start-up refuses topics that have another count",
+    )
     host: str = "127.0.0.1"
     port: int = Field(default=8001, ge=0, le=65535)
     poll_s: float = Field(default=0.5, gt=0, description="how long one look at the bus waits")

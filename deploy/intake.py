@@ -2,6 +2,7 @@
 
 import base64
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -10,7 +11,7 @@ from sqlalchemy import Connection, Engine
 from deploy import ledger, units
 from deploy.steering import TRAINER, Refused, Steering
 from deploy.trial import CONTROLLER
-from feedback.bus import Bus, BusError, Partition, Reader, Record
+from feedback.bus import Bus, BusError, Partition, Reader, Record, TopicMismatch
 from feedback.outbox import Outbox
 from feedback.schemas import (
     DEAD_LETTERS,
@@ -43,10 +44,11 @@ class Batch:
 class Intake:
     """Reads from the positions in the ledger. After a transaction that failed, `close` goes back to them."""
 
-    def __init__(self, bus: Bus, engine: Engine, outbox: Outbox, *, poll_s: float) -> None:
+    def __init__(self, bus: Bus, engine: Engine, outbox: Outbox, *, partitions: int, poll_s: float) -> None:
         self._bus = bus
         self._engine = engine
         self._outbox = outbox
+        self._partitions = partitions
         self._poll_s = poll_s
         self._reader: Reader | None = None
         self._positions: dict[Partition, int] = {}
@@ -58,8 +60,11 @@ class Intake:
             reader = self._reader or self._open()
             records = reader.poll(self._poll_s)
             lag = reader.lag()
+        except TopicMismatch:
+            raise
         except BusError as error:
             log.warning("the bus is away: %s", error)
+            time.sleep(self._poll_s)
             return Batch((), {}, {})
         for record in records:
             self._read_until[record.topic, record.partition] = record.timestamp_ms
@@ -92,6 +97,7 @@ class Intake:
             self._read_until = {}
 
     def _open(self) -> Reader:
+        self._bus.ensure_topics(self._partitions)
         reader = self._bus.reader(TOPICS)
         with reading(self._engine).begin() as conn:
             self._positions = read_positions(conn, READER)

@@ -21,6 +21,7 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    bindparam,
     func,
     insert,
     select,
@@ -58,6 +59,12 @@ UNITS = Table(
 )
 """`taken` is the order in which units were taken, None while they wait."""
 
+_SEEN = update(UNITS).where(UNITS.c.episode_id == bindparam("which")).values(seen=True)
+_TAKEN = update(UNITS).where(UNITS.c.episode_id == bindparam("which")).values(taken=bindparam("place"))
+
+SETTLE_MS = 2_000
+"""How long after a cut-off its unit is taken: what was rated at the last moment is still on the bus."""
+
 LEFT_OUT = ("mixed", "mixed_version", "evaluation")
 
 Watermarks = Mapping[tuple[str, int], int | None]
@@ -91,22 +98,25 @@ def unseen(conn: Connection) -> Sequence[Row[Any]]:
 
 def due(conn: Connection, watermarks: Watermarks, *, now: int) -> list[Row[Any]]:
     """Units whose cut-off has passed and whose revisions up to it have surely been read, in order of cut-off."""
-    query = select(UNITS).where(UNITS.c.taken.is_(None), UNITS.c.cutoff_at <= now)
+    query = select(UNITS).where(UNITS.c.taken.is_(None), UNITS.c.cutoff_at <= now - SETTLE_MS)
     rows = conn.execute(query.order_by(UNITS.c.cutoff_at, UNITS.c.episode_id)).all()
     return [row for row in rows if _is_read(row, watermarks)]
 
 
 def mark_seen(conn: Connection, rows: Sequence[Row[Any]]) -> None:
     """Their facts are counted."""
-    for row in rows:
-        conn.execute(update(UNITS).where(UNITS.c.episode_id == row.episode_id).values(seen=True))
+    if rows:
+        conn.execute(_SEEN, [{"which": row.episode_id} for row in rows])
 
 
 def mark_taken(conn: Connection, rows: Sequence[Row[Any]]) -> None:
     """They are taken, in this order, and never again."""
-    first = (conn.execute(select(func.max(UNITS.c.taken))).scalar() or 0) + 1
-    for position, row in enumerate(rows, start=first):
-        conn.execute(update(UNITS).where(UNITS.c.episode_id == row.episode_id).values(taken=position))
+    if rows:
+        first = (conn.execute(select(func.max(UNITS.c.taken))).scalar() or 0) + 1
+        conn.execute(
+            _TAKEN,
+            [{"which": row.episode_id, "place": place} for place, row in enumerate(rows, start=first)],
+        )
 
 
 def indicators(row: Row[Any]) -> Indicators:
