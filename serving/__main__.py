@@ -1,0 +1,71 @@
+"""`python -m serving`: one gateway process. SIGTERM stops it cleanly within ten seconds, with exit code 0."""
+
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvicorn
+import uvloop
+
+from feedback.agent_file import AgentFileError
+from feedback.kafka import KafkaBus
+from serving.app import create_app
+from serving.assembly import running
+from serving.auth import KeyFileError
+from serving.config import Settings
+
+_log = logging.getLogger("serving")
+
+
+class _Server(uvicorn.Server):
+    """uvicorn raises the signal again when it has stopped; a clean stop is exit code 0."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop)
+        yield
+
+    def _stop(self) -> None:
+        self.should_exit = True
+
+
+async def serve(settings: Settings) -> None:
+    """Run until told to stop."""
+    bus = KafkaBus(settings.kafka, "ratchet-serving")
+    try:
+        async with running(settings, bus) as gateway:
+            config = uvicorn.Config(
+                create_app(gateway, max_body=settings.max_body),
+                host=settings.host,
+                port=settings.port,
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                timeout_graceful_shutdown=5,
+            )
+            _log.info("listening on %s:%d", settings.host, settings.port)
+            await _Server(config).serve()
+    finally:
+        await asyncio.to_thread(bus.close)
+
+
+def main() -> int:
+    """Exit code 2 for a fault in what a person wrote."""
+    logging.basicConfig(
+        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
+    )
+    try:
+        uvloop.run(serve(Settings()))
+    except (AgentFileError, KeyFileError) as error:
+        _log.error("%s", error)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

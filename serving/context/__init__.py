@@ -1,0 +1,1 @@
+"""What of a long episode the model still sees."""

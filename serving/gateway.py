@@ -1,0 +1,38 @@
+"""Everything one gateway process is made of, built by hand in `__main__` (or by a test) and handed to the routes."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from feedback.agent_file import AgentFile
+from feedback.outbox import Outbox
+from serving.adapters import Adapters
+from serving.agent import Agent
+from serving.auth import KeyRing
+from serving.episodes import Episodes
+from serving.metrics import Metrics
+from serving.opening import Opener
+from serving.ratings import Ratings
+from serving.recorder import Recorder
+from serving.splits import News
+from serving.writer import Writer
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """The parts; routes hold nothing of their own."""
+
+    agent_file: AgentFile
+    keys: KeyRing
+    agent: Agent
+    opener: Opener
+    adapters: Adapters
+    episodes: Episodes
+    recorder: Recorder
+    ratings: Ratings
+    news: News
+    outbox: Outbox
+    writer: Writer
+    metrics: Metrics
+    clock: Callable[[], int]
+    max_in_flight: int = 512
+    keep_alive_s: float = 10.0

@@ -1,0 +1,111 @@
+"""What feedback is about: a reply, one of its tool calls, or an episode, of this key owner and nobody else."""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, Row, select
+
+from serving.bodies import FeedbackBody
+from serving.errors import ApiError
+from serving.tables import ALIASES, EPISODES, INTERACTIONS
+
+EXPIRES_MS = 30 * 86_400_000  # after that nothing may be said about a reply
+KINDS = ("id", "session", "openwebui")
+_RESPONSE_ID = re.compile(r"^chatcmpl-[0-9a-f]{32}$")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What was found. `response_id` is None for a whole episode."""
+
+    episode_id: str
+    response_id: str | None
+    tool_call_id: str | None
+    user: str | None
+    arm: str
+    version: str
+    canary_id: str | None
+    replied_at: int
+
+
+def find_target(conn: Connection, owner: str, body: FeedbackBody, *, now: int, where: str) -> Target:
+    """Raises ApiError: 404 unknown or foreign, 410 withdrawn or expired, 422 malformed or none."""
+    prefix = f"{where}." if where else ""
+    response_id, named = body.target_response(), body.target_episode()
+    if response_id is not None:
+        row = _response(conn, owner, response_id, f"{prefix}response_id")
+        episode = _episode_row(conn, row.episode_id)
+        if named is not None and find_episode(conn, owner, named) != row.episode_id:
+            field = f"{prefix}episode_id"
+            raise ApiError(422, f"{field}: the response is of another episode", code="mismatch", param=field)
+    elif named is not None:
+        episode = _episode_row(conn, find_episode(conn, owner, named))
+        if episode is None:
+            raise ApiError(404, "no such episode", code="target_not_found", param=f"{prefix}episode_id")
+        row = _newest(conn, episode.episode_id)
+    else:
+        field = f"{prefix}response_id"
+        raise ApiError(422, f"{field}: a response_id or an episode_id is needed", code="missing", param=field)
+    _check_alive(episode, row.started_at, now, f"{prefix}{'response_id' if response_id else 'episode_id'}")
+    if body.tool_call_id is not None:
+        row = _of_call(conn, row, body.tool_call_id, whole=response_id is None, field=f"{prefix}tool_call_id")
+        response_id = row.response_id
+    return Target(
+        row.episode_id,
+        response_id,
+        body.tool_call_id,
+        row.user,
+        row.arm,
+        row.version,
+        row.canary_id,
+        row.ended_at or now,
+    )
+
+
+def find_episode(conn: Connection, owner: str, named: str) -> str | None:
+    """Our id of the episode that the key owner calls so."""
+    names = [f"{kind}:{named}" for kind in KINDS]
+    query = select(ALIASES.c.episode_id).where(ALIASES.c.key_owner == owner, ALIASES.c.alias.in_(names))
+    found = conn.execute(query).scalars().first()
+    if found is not None:
+        return str(found)
+    where = (EPISODES.c.episode_id == named, EPISODES.c.key_owner == owner)
+    own = conn.execute(select(EPISODES.c.episode_id).where(*where)).scalar()
+    return None if own is None else str(own)
+
+
+def _response(conn: Connection, owner: str, response_id: str, field: str) -> Row[Any]:
+    if not _RESPONSE_ID.match(response_id):
+        raise ApiError(422, f"{field}: not a response id like chatcmpl-…", code="malformed_id", param=field)
+    where = (INTERACTIONS.c.response_id == response_id, INTERACTIONS.c.key_owner == owner)
+    row = conn.execute(select(INTERACTIONS).where(*where)).one_or_none()
+    if row is None:
+        raise ApiError(404, "no such response", code="target_not_found", param=field)
+    return row
+
+
+def _newest(conn: Connection, episode_id: str) -> Row[Any]:
+    query = select(INTERACTIONS).where(INTERACTIONS.c.episode_id == episode_id)
+    return conn.execute(query.order_by(INTERACTIONS.c.index.desc()).limit(1)).one()
+
+
+def _episode_row(conn: Connection, episode_id: str | None) -> Row[Any] | None:
+    return conn.execute(select(EPISODES).where(EPISODES.c.episode_id == episode_id)).one_or_none()
+
+
+def _check_alive(episode: Row[Any] | None, started_at: int, now: int, field: str) -> None:
+    if episode is not None and episode.withdrawn_at is not None:
+        raise ApiError(410, "the episode was withdrawn", code="withdrawn", param=field)
+    if now - started_at > EXPIRES_MS:
+        raise ApiError(410, "the reply is too old to be rated", code="expired", param=field)
+
+
+def _of_call(conn: Connection, row: Row[Any], call_id: str, *, whole: bool, field: str) -> Row[Any]:
+    """The interaction in which the call was made."""
+    where = INTERACTIONS.c.episode_id == row.episode_id
+    rows = list(conn.execute(select(INTERACTIONS).where(where))) if whole else [row]
+    for each in rows:
+        if call_id in each.call_ids.split():
+            return each
+    raise ApiError(404, "no such tool call", code="target_not_found", param=field)
