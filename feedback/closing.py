@@ -24,6 +24,7 @@ _AT_ONCE = 100
 class Closed:
     """What became known: new revisions, and answers that had both a thumb and words."""
 
+    looked_at: int = 0
     experiences: list[Experience] = field(default_factory=list)
     outgoing: list[Outgoing] = field(default_factory=list)
     pairs: list[Pair] = field(default_factory=list)
@@ -45,7 +46,7 @@ class Closer:
         """Look at the episodes that are due; those still open get a later time."""
         waiting = ledger.due(conn, clock, limit=_AT_ONCE)
         stored = ledger.records_of(conn, [standing.episode_id for standing in waiting])
-        closed = Closed()
+        closed = Closed(looked_at=len(waiting))
         changed = []
         for standing in waiting:
             records = [_stamped(kept) for kept in stored.get(standing.episode_id, [])]

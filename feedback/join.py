@@ -180,7 +180,9 @@ class _Walk:
     withdrawn: bool = False
 
     def step(self, record: Stamped) -> None:
-        """Take in one record."""
+        """Take in one record; after a withdrawal nothing counts any more."""
+        if self.withdrawn:
+            return
         if self.closes_at is not None and record.at >= self.closes_at:
             self._close(self.closes_at)
         message = record.message
@@ -193,7 +195,8 @@ class _Walk:
             if self.closes_at is not None:
                 self._close(record.at)
         else:
-            self._withdraw(record.at)
+            self.withdrawn = True
+            self._close(record.at)
 
     def finish(self, now: int) -> bool:
         """Whether the episode is closed at `now`."""
@@ -203,10 +206,6 @@ class _Walk:
 
     def _close(self, at: int) -> None:
         self.revision, self.closed_at, self.closes_at = self.revision + 1, at, None
-
-    def _withdraw(self, at: int) -> None:
-        self.withdrawn = True
-        self._close(at)
 
     def _opine(self, record: Stamped, feedback: Feedback) -> bool:
         """Note an opinion; whether what counts is now different."""

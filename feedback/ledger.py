@@ -43,7 +43,7 @@ _EPISODES = Table(
     "episodes",
     _METADATA,
     Column("episode_id", String, primary_key=True),
-    Column("last_at", BigInteger),
+    Column("last_at", BigInteger, index=True),
     Column("due_at", BigInteger, index=True),
     Column("closed", Boolean, nullable=False),
     Column("withdrawn", Boolean, nullable=False),

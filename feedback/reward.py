@@ -5,7 +5,7 @@ Every signal is counted once: what ends the work is the outcome and nothing else
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from feedback.agent_file import Penalties, Rewards
@@ -255,7 +255,8 @@ def _tombstone(joined: Joined, rules: PriceRules) -> Experience:
     return Experience.model_validate(
         _identity(joined, rules)
         | {
-            "id": _input_hash(joined, ["withdrawn"]),
+            "id": _input_hash(replace(joined, keys=()), ["withdrawn"]),
+            "flags": (),
             "turns": (),
             "user_texts": (),
             "ratings": 0,

@@ -51,22 +51,24 @@ class Worker:
         self._closer = Closer(agent, self._judging)
         self._reader = bus.reader(_TOPICS)
         self._reader.seek(self._positions)
+        self._waiting = outbox.depth()
         self._newest: dict[Partition, int] = {}
         self._lost: dict[Partition, int] = {}
 
     def run(self, stop: threading.Event, *, wait_s: float = 0.2) -> None:
         """Until told to stop. Anything unforeseen ends the process, which starts again from what is stored."""
+        busy = False
         while not stop.is_set():
-            self.step(wait_s)
+            busy = self.step(0.0 if busy else wait_s)
         self.close()
 
-    def step(self, wait_s: float = 0.0) -> int:
-        """One batch; returns how many records it read."""
+    def step(self, wait_s: float = 0.0) -> bool:
+        """One batch; whether there was anything to do."""
         records = self._read(wait_s)
-        self._commit(records, self._known_silence(records))
+        closed = self._commit(records, self._known_silence(records))
         self._pass_on()
         self._judging.learn_when_due()
-        return len(records)
+        return bool(records) or closed > 0
 
     def close(self) -> None:
         """Let go of the bus; everything else is stored."""
@@ -75,14 +77,14 @@ class Worker:
 
     def _read(self, wait_s: float) -> list[Record]:
         """Nothing while the outbox is half full: what is not read is safe on the bus."""
-        if self._outbox.depth() > self._outbox.bound // 2:
+        if self._waiting > self._outbox.bound // 2:
             return []
         return self._reader.poll(wait_s, _BATCH)
 
-    def _commit(self, records: Sequence[Record], clock: int) -> None:
-        """State, outgoing records and positions move together, or not at all."""
+    def _commit(self, records: Sequence[Record], clock: int) -> int:
+        """State, outgoing records and positions move together, or not at all; returns how many episodes were due."""
         if not records and not self._anything_due(clock):
-            return
+            return 0
         moves = self._moves(records)
         with self._engine.begin() as conn:
             intake = take_in(conn, records, agent=self._agent, idle_ms=self._closer.join_rules.idle_ms)
@@ -92,6 +94,7 @@ class Worker:
         self._positions |= {where: new for where, (_, new) in moves.items()}
         self._judging.note(closed.pairs)
         self._count(records, intake, closed)
+        return closed.looked_at
 
     def _pass_on(self) -> None:
         """Empty the outbox. What a broken bus does not take stays there."""
@@ -100,7 +103,8 @@ class Worker:
                 pass
         except BusError as error:
             _log.warning("experiences wait in the outbox: %s", error)
-        self._monitor.outbox.set(self._outbox.depth())
+        self._waiting = self._outbox.depth()
+        self._monitor.outbox.set(self._waiting)
 
     def _anything_due(self, clock: int) -> bool:
         with self._reading.connect() as conn:
@@ -138,6 +142,8 @@ class Worker:
         for where, total in self._reader.lost.items():
             monitor.lost.labels(topic=where[0]).inc(total - self._lost.get(where, 0))
         self._lost = dict(self._reader.lost)
+        with self._reading.connect() as conn:
+            monitor.unmatched.set(ledger.unmatched(conn))
         agreements, pairs = self._judging.agreement()
         monitor.pairs.set(pairs)
         monitor.agreement.set(agreements / pairs if pairs else 0.0)

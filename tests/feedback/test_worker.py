@@ -1,0 +1,433 @@
+"""The worker on a real SQLite file: order, repeats, poison, outages and a kill at any line change nothing that comes out."""
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import event
+
+from feedback.agent_file import AgentFile
+from feedback.bus import MemoryBus
+from feedback.monitor import Monitor
+from feedback.outbox import Outbox
+from feedback.schemas import (
+    DEAD_LETTERS,
+    EXPERIENCES,
+    FEEDBACK,
+    INTERACTIONS,
+    DeadLetter,
+    Experience,
+    Feedback,
+    Message,
+)
+from feedback.store import Zombie, open_database
+from feedback.worker import Worker
+from tests.feedback.building import AGENT, IDLE_MS, episode_end, interaction, rating, withdrawal
+
+AGENT_FILE = AgentFile.model_validate(
+    {
+        "agent": AGENT,
+        "model": {"path": "model"},
+        "system": "",
+        "episode": {"idle": "15s", "grace": "10s"},
+        "metrics": {"user_rating": {"window": "1h"}},
+        "rewards": {"implicit": {"start": 0.8, "pairs": 3}},
+    }
+)
+CLOSED = 10 * 60_000
+
+
+class Killed(BaseException):
+    """What kill -9 looks like from inside: nothing may catch it."""
+
+
+class Fuse:
+    """Lets `spare` effects through, then kills once."""
+
+    def __init__(self, spare: int | None = None) -> None:
+        self.spare = spare
+        self.burnt = 0
+
+    def burn(self) -> None:
+        self.burnt += 1
+        if self.spare is not None and self.burnt > self.spare:
+            self.spare = None
+            raise Killed
+
+
+class FusedBus(MemoryBus):
+    """A bus around whose every effect the process may die."""
+
+    fuse = Fuse()
+
+    def send(self, topic: str, key: str, value: bytes, *, timestamp_ms: int | None = None) -> None:
+        self.fuse.burn()
+        super().send(topic, key, value, timestamp_ms=timestamp_ms)
+
+    def flush(self, timeout_s: float) -> None:
+        self.fuse.burn()
+        super().flush(timeout_s)
+        self.fuse.burn()
+
+
+class Life:
+    """A worker's bus, database and clock, which outlive the worker."""
+
+    def __init__(self, home: Path, bus: MemoryBus | None = None) -> None:
+        self.bus = bus if bus is not None else MemoryBus()
+        self.engine = open_database("feedback", home=home, url=None)
+        self.now = 0
+        self.monitor = Monitor()
+        self.worker = self.born()
+
+    def born(self) -> Worker:
+        return Worker(
+            self.engine,
+            self.bus,
+            agent=AGENT_FILE,
+            outbox=Outbox(self.engine, 1_000),
+            monitor=self.monitor,
+            clock=lambda: self.now,
+        )
+
+    def restart(self) -> None:
+        self.worker = self.born()
+
+    def send(self, message: Message, at: int) -> None:
+        topic = FEEDBACK if isinstance(message, Feedback) else INTERACTIONS
+        key = message.episode_id  # type: ignore[attr-defined]
+        self.bus.append(topic, key, message.to_bytes(), timestamp_ms=at)
+
+    def settle(self, now: int | None = None) -> None:
+        """Step until nothing is read any more, at this time."""
+        if now is not None:
+            self.now = now
+        while self.worker.step():
+            pass
+        self.worker.step()
+
+    def experiences(self) -> list[Experience]:
+        return [Experience.from_bytes(record.value) for record in self.bus.read(EXPERIENCES)]
+
+    def last(self) -> dict[str, Experience]:
+        newest: dict[str, Experience] = {}
+        for each in self.experiences():
+            if each.episode_id not in newest or each.revision > newest[each.episode_id].revision:
+                newest[each.episode_id] = each
+        return newest
+
+
+@pytest.fixture
+def life(tmp_path: Path) -> Iterator[Life]:
+    made = Life(tmp_path)
+    yield made
+    made.engine.dispose()
+
+
+def test_an_episode_becomes_one_experience_when_it_was_silent_long_enough(life: Life) -> None:
+    life.send(interaction(0), 1_000)
+    life.send(rating(True), 2_000)
+    life.settle(1_000 + IDLE_MS - 1)
+    assert life.experiences() == []
+    life.settle(1_000 + IDLE_MS)
+    [experience] = life.experiences()
+    assert (experience.revision, experience.outcome, experience.closed_at) == (1, 1, 1_000 + IDLE_MS)
+    life.settle(CLOSED)
+    assert len(life.experiences()) == 1
+
+
+def test_an_end_is_joined_at_once_and_the_record_carries_its_key(life: Life) -> None:
+    life.send(interaction(0), 1_000)
+    life.send(episode_end(1_500), 1_500)
+    life.settle(1_500)
+    [record] = life.bus.read(EXPERIENCES)
+    assert (record.key, Experience.from_bytes(record.value).closed_at) == ("ep_1", 1_500)
+
+
+def test_a_late_rating_is_a_new_revision_at_once_and_a_repeat_is_none(life: Life) -> None:
+    life.send(interaction(0), 1_000)
+    life.settle(CLOSED)
+    for _ in range(3):
+        life.send(rating(False), CLOSED)
+        life.settle()
+    assert [(each.revision, each.outcome) for each in life.experiences()] == [(1, None), (2, 0)]
+
+
+def test_a_changed_rating_replaces_the_old_sign(life: Life) -> None:
+    life.send(interaction(0), 1_000)
+    life.send(rating(True), 2_000)
+    life.settle(CLOSED)
+    life.send(rating(False, revision=2, op="update", received_at=9), CLOSED)
+    life.settle()
+    assert [(each.outcome, each.ratings) for each in life.experiences()] == [(1, 1), (0, 1)]
+
+
+def test_a_rating_before_its_episode_waits_and_is_counted(life: Life) -> None:
+    life.send(rating(True), 500)
+    life.settle(1_000)
+    assert life.monitor.registry.get_sample_value("ratchet_episodes_unmatched") == 1
+    life.restart()
+    life.send(interaction(0), 1_000)
+    life.settle(CLOSED)
+    [experience] = life.experiences()
+    assert experience.outcome == 1
+
+
+def test_a_late_reply_reopens_the_episode(life: Life) -> None:
+    life.send(interaction(0), 1_000)
+    life.settle(CLOSED)
+    life.send(interaction(1), CLOSED + 1_000)
+    life.settle(CLOSED + 2_000)
+    assert len(life.experiences()) == 1
+    life.settle(CLOSED + 1_000 + IDLE_MS)
+    assert [(each.revision, len(each.turns)) for each in life.experiences()] == [(1, 1), (2, 2)]
+
+
+def test_a_reply_held_up_elsewhere_still_makes_a_newer_revision(life: Life) -> None:
+    life.send(interaction(0), 1_000)
+    life.settle(CLOSED)
+    life.send(interaction(1), 2_000)
+    life.settle(CLOSED)
+    assert [(each.revision, len(each.turns)) for each in life.experiences()] == [(1, 1), (2, 2)]
+
+
+def test_a_withdrawal_is_a_tombstone_and_forgets_the_words(life: Life) -> None:
+    life.send(interaction(0, user_text="my secret"), 1_000)
+    life.settle(CLOSED)
+    life.send(withdrawal(CLOSED), CLOSED)
+    life.settle()
+    life.send(rating(True), CLOSED + 1)
+    life.send(interaction(0, user_text="my secret"), 1_000)
+    life.settle(CLOSED + 60_000)
+    assert [(each.revision, each.withdrawn, each.turns) for each in life.experiences()][1:] == [(2, True, ())]
+    with life.engine.connect() as conn:
+        assert conn.exec_driver_sql("SELECT count(*) FROM records").scalar() == 0
+
+
+def test_silence_is_not_concluded_from_records_that_were_not_read_yet(tmp_path: Path) -> None:
+    life = Life(tmp_path, MemoryBus(partitions=1))
+    life.send(interaction(0), 1_000)
+    for number in range(600):  # more than one batch
+        life.send(interaction(0, episode=f"ep_other{number}"), 1_500)
+    life.send(interaction(1), 2_000)
+    life.now = CLOSED
+    life.worker.step()
+    assert life.experiences() == []
+    life.settle()
+    assert len(life.last()["ep_1"].turns) == 2
+    assert life.last()["ep_1"].revision == 1
+
+
+def test_a_bus_that_is_down_keeps_experiences_in_the_outbox(life: Life) -> None:
+    life.send(interaction(0), 1_000)
+    life.settle(2_000)
+    life.bus.down = True
+    life.settle(CLOSED)
+    assert life.experiences() == []
+    life.bus.down = False
+    life.restart()
+    life.settle()
+    assert len(life.experiences()) == 1
+
+
+POISON: list[bytes | None] = [
+    None,
+    b"",
+    b"{",
+    b"\xff\xfe\x00",
+    b'{"kind": "interaction"}',
+    interaction(0).to_bytes().replace(b'"schema_version":1', b'"schema_version":99'),
+    b'"' + b"x" * 2_000_000 + b'"',
+    interaction(0).to_bytes().replace(b'"latency_ms":100.0', b'"latency_ms":NaN'),
+    b"[" * 100_000,
+    b'{"kind": "nothing"}',
+]
+
+
+@pytest.mark.parametrize("value", POISON, ids=range(len(POISON)))
+def test_a_poison_record_is_a_dead_letter_and_its_neighbours_are_processed(
+    life: Life, value: bytes | None
+) -> None:
+    life.send(interaction(0), 1_000)
+    for topic in (INTERACTIONS, FEEDBACK):
+        life.bus.append(topic, "ep_1", value, timestamp_ms=1_100)
+    life.send(interaction(1), 2_000)
+    life.send(rating(True), 2_500)
+    life.settle(CLOSED)
+    [experience] = life.experiences()
+    assert (len(experience.turns), experience.outcome) == (2, 1)
+    letters = [DeadLetter.from_bytes(record.value) for record in life.bus.read(DEAD_LETTERS)]
+    assert {letter.topic for letter in letters} == {INTERACTIONS, FEEDBACK}
+    assert all(letter.reason and letter.offset >= 0 for letter in letters)
+    sample = life.monitor.registry.get_sample_value("ratchet_dead_letters_total", {"topic": FEEDBACK})
+    assert sample == 1
+    life.restart()
+    life.settle()
+    assert len(life.bus.read(DEAD_LETTERS)) == 2
+
+
+def test_another_agents_records_are_left_alone(life: Life) -> None:
+    life.send(interaction(0, agent="somebody-else"), 1_000)
+    life.settle(CLOSED)
+    assert life.experiences() == []
+
+
+def test_records_removed_by_retention_are_counted_as_lost(tmp_path: Path) -> None:
+    life = Life(tmp_path, MemoryBus(partitions=1))
+    life.send(interaction(0), 1_000)
+    life.settle(1_000)
+    for number in range(1, 4):
+        life.send(interaction(number), 1_000 * number)
+    life.bus.expire(INTERACTIONS, 0, before=3)
+    life.settle(2_000)
+    lost = life.monitor.registry.get_sample_value("ratchet_bus_lost_records_total", {"topic": INTERACTIONS})
+    assert lost == 2
+
+
+def test_a_second_worker_on_the_same_state_stops_itself(life: Life) -> None:
+    zombie = life.born()
+    life.send(interaction(0), 1_000)
+    life.settle(1_000)
+    with pytest.raises(Zombie):
+        zombie.step()
+    life.settle(CLOSED)
+    assert len(life.experiences()) == 1
+
+
+def test_trust_in_words_is_measured_once_there_are_enough_pairs(life: Life) -> None:
+    for number, good in enumerate((True, True, True, False)):
+        episode = f"ep_{number}"
+        life.send(interaction(0, episode=episode), 1_000 + number)
+        life.send(interaction(1, episode=episode, user_text="Thanks!"), 2_000 + number)
+        life.send(
+            rating(good, episode_id=episode, response=f"{episode}-r0", id=f"fb_{number}"), 3_000 + number
+        )
+    life.settle(CLOSED)
+    life.restart()
+    life.send(interaction(0, episode="ep_x"), CLOSED)
+    life.send(interaction(1, episode="ep_x", user_text="The total is wrong."), CLOSED + 1_000)
+    life.settle(2 * CLOSED)
+    experience = life.last()["ep_x"]
+    assert experience.outcome == 0
+    assert experience.outcome_reward == pytest.approx(-(2 * 3 / 4 - 1))
+
+
+Step = tuple[int, list[tuple[Message, int]]]
+
+STORY: list[Step] = [
+    (
+        2_500,
+        [
+            (rating(True, episode_id="ep_b", response="ep_b-r0", id="fb_b"), 900),
+            (interaction(0, episode="ep_a"), 1_000),
+            (interaction(0, episode="ep_b"), 1_200),
+            (interaction(1, episode="ep_a", user_text="Thanks!"), 2_000),
+            (interaction(0, episode="ep_a"), 1_000),
+        ],
+    ),
+    (CLOSED, []),
+    (CLOSED, [(rating(False, episode_id="ep_a", response="ep_a-r0", id="fb_a"), CLOSED)]),
+    (
+        2 * CLOSED,
+        [
+            (
+                rating(
+                    True,
+                    episode_id="ep_a",
+                    response="ep_a-r0",
+                    id="fb_a",
+                    revision=2,
+                    op="update",
+                    received_at=5,
+                ),
+                CLOSED + 1,
+            ),
+            (interaction(1, episode="ep_b"), CLOSED + 2),
+            (withdrawal(CLOSED + 3, episode="ep_c"), CLOSED + 3),
+            (interaction(0, episode="ep_c"), CLOSED + 4),
+        ],
+    ),
+    (3 * CLOSED, []),
+]
+
+
+def tell(life: Life) -> None:
+    """Play the story, with a new worker after every kill."""
+    for now, messages in STORY:
+        for message, at in messages:
+            life.send(message, at)
+        while True:
+            try:
+                life.settle(now)
+                break
+            except Killed:
+                life.restart()
+
+
+def outgoing(life: Life) -> set[bytes]:
+    return {record.value or b"" for record in life.bus.read(EXPERIENCES)}
+
+
+def fused(home: Path, fuse: Fuse) -> Life:
+    """A life in which every statement that writes, every commit, send and flush burns the fuse."""
+    bus = FusedBus()
+    life = Life(home, bus)
+    bus.fuse = fuse
+
+    def write(_conn: object, _cursor: object, statement: str, *_more: object) -> None:
+        if statement.split(maxsplit=1)[0] in {"INSERT", "UPDATE", "DELETE"}:
+            fuse.burn()
+
+    def commit(_conn: object) -> None:
+        fuse.burn()
+
+    event.listen(life.engine, "before_cursor_execute", write)
+    event.listen(life.engine, "commit", commit)
+    return life
+
+
+def count_effects(home: Path) -> tuple[int, set[bytes]]:
+    fuse = Fuse()
+    life = fused(home, fuse)
+    tell(life)
+    return fuse.burnt, outgoing(life)
+
+
+def test_a_kill_before_any_effect_loses_and_doubles_nothing(tmp_path: Path) -> None:
+    effects, undisturbed = count_effects(tmp_path / "undisturbed")
+    # ep_a: close, thumb, changed thumb; ep_b: close, second close; ep_c: tombstone
+    assert len(undisturbed) == 6
+    for spare in range(effects):
+        life = fused(tmp_path / f"killed{spare}", Fuse(spare))
+        tell(life)
+        assert outgoing(life) == undisturbed, f"killed after {spare} effects"
+        revisions = [
+            (each.episode_id, each.revision) for each in {e.id: e for e in life.experiences()}.values()
+        ]
+        assert len(revisions) == len(set(revisions))
+        life.engine.dispose()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_order_repeats_and_restarts_change_no_last_revision(tmp_path: Path, seed: int) -> None:
+    """All of the story's records at once, shuffled across keys and topics, twice some of them."""
+    plain = Life(tmp_path / "plain")
+    tell(plain)
+    draw = random.Random(seed)
+    records = [record for _, messages in STORY for record in messages]
+    records += draw.sample(records, 4)
+    draw.shuffle(records)
+    mixed = Life(tmp_path / "mixed", MemoryBus(partitions=draw.choice([1, 3])))
+    for message, at in records:
+        mixed.send(message, at)
+        if draw.random() < 0.3:
+            mixed.settle(at)
+        if draw.random() < 0.3:
+            mixed.restart()
+    mixed.settle(3 * CLOSED)
+    without_revision = [
+        {episode: each.model_copy(update={"revision": 0}) for episode, each in life.last().items()}
+        for life in (plain, mixed)
+    ]
+    assert without_revision[0] == without_revision[1]
