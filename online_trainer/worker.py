@@ -36,10 +36,10 @@ log = logging.getLogger(__name__)
 def run(trainer: Trainer, stopping: threading.Event, *, poll_s: float) -> None:
     """collect -> reward model -> critic -> credit -> update -> accept, shrink or refuse -> checkpoint -> offer."""
     while not stopping.is_set():
+        tell(trainer)
         taken = take(trainer)
         if taken is None:
             gather(trainer, poll_s=poll_s)
-            tell(trainer)
             continue
         seen = study(trainer, taken)
         judgement = reward(trainer, taken)
@@ -47,7 +47,6 @@ def run(trainer: Trainer, stopping: threading.Event, *, poll_s: float) -> None:
         assigned = credit(trainer, taken, judgement, known)
         made = improve(trainer, taken, seen, assigned)
         settle(trainer, taken, judgement, assigned, made)
-        tell(trainer)
 
 
 @dataclass(frozen=True)
@@ -93,6 +92,8 @@ def gather(trainer: Trainer, *, poll_s: float) -> None:
     monitor.publications.set(len(trainer.progress.publications))
     for (topic, _), behind in trainer.reader.lag().items():
         monitor.lag.labels(topic=topic).set(behind)
+    if not records and not published:
+        trainer.parts.boundary("idle")
 
 
 def follow(trainer: Trainer, split: TrafficSplit) -> bool:
