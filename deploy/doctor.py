@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import psutil
 
@@ -56,6 +57,7 @@ def examine(settings: StackSettings, agent: AgentFile, plan: Plan, machine: Mach
     if not settings.kafka:
         yield check_jars()
         yield check_java()
+    yield from (check_named(name, address) for name, address in named_addresses(settings))
     for part in plan.parts:
         for port in part.ports:
             yield check_port(part.name, port)
@@ -156,6 +158,28 @@ def java_major(said: str) -> int | None:
     """17 from `openjdk version "17.0.15"`; 8 from `"1.8.0_402"`."""
     match = re.search(r'version "(?:1\.)?(\d+)', said)
     return int(match[1]) if match else None
+
+
+def named_addresses(settings: StackSettings) -> Iterator[tuple[str, str]]:
+    """What the operator named instead of having it started: variable and address."""
+    if settings.kafka:
+        yield from (("RATCHET_KAFKA", each.strip()) for each in settings.kafka.split(","))
+    if settings.mlflow:
+        yield "MLFLOW_TRACKING_URI", settings.mlflow
+    if settings.engines:
+        yield from (("SERVING_ENGINES", each.strip()) for each in settings.engines.split(","))
+
+
+def check_named(variable: str, address: str) -> Finding:
+    """Whether somebody listens at a named address. Chat and recording wait for it, so this never stops `up`."""
+    place = urlsplit(address if "://" in address else f"tcp://{address}")
+    port = place.port or (443 if place.scheme == "https" else 80)
+    try:
+        socket.create_connection((place.hostname or "", port), timeout=2).close()
+    except OSError as error:
+        said = f"nobody answers at {address} ({error.strerror or error})"
+        return Finding(variable, Level.WARNING, said, "start it, or unset the variable to have one started")
+    return Finding(variable, Level.OK, f"{address} answers")
 
 
 def check_port(part: str, port: int) -> Finding:

@@ -63,7 +63,7 @@ class StackSettings(BaseSettings):
     engine_threads: int = Field(default=0, ge=0, description="0 = half of the cores, at least 1")
     engine_max_sequences: int = Field(default=32, ge=1, description="requests decoded at once")
     engine_cache_mib: int = Field(default=512, ge=64, description="key-value cache")
-    start_timeout_s: float = Field(default=300.0, gt=0, description="until every part must be healthy")
+    start_timeout_s: float = Field(default=600.0, gt=0, description="until every part must be well")
     memory_needed_gib: float = Field(default=6.0, ge=0, description="free memory below which `up` refuses")
 
 

@@ -1,5 +1,6 @@
 """The doctor: each finding on a machine where it must be found and on one where it must not."""
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,11 @@ from deploy.doctor import (
     check_agent_model,
     check_disk,
     check_memory,
+    check_named,
     check_number_format,
     check_threads,
     java_major,
+    named_addresses,
     port_setting,
 )
 from deploy.machine import Machine, look, read_cpu_flags
@@ -86,6 +89,27 @@ def test_every_part_has_a_variable_that_moves_its_port() -> None:
     assert port_setting("serving") == "SERVING_PORT"
     for part in ("kafka", "mlflow", "engine"):
         assert port_setting(part).removeprefix("DEPLOY_").lower() in names
+
+
+def test_a_named_address_where_nobody_listens_is_warned_about() -> None:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        place = f"127.0.0.1:{server.getsockname()[1]}"
+
+        assert check_named("RATCHET_KAFKA", place).level is Level.OK
+        assert check_named("SERVING_ENGINES", f"http://{place}/v1").level is Level.OK
+    assert check_named("RATCHET_KAFKA", place).level is Level.WARNING
+
+
+def test_every_named_address_is_looked_at() -> None:
+    named = StackSettings().model_copy(update={"kafka": "a:1, b:2", "mlflow": "", "engines": "http://c:3"})
+
+    assert list(named_addresses(named)) == [
+        ("RATCHET_KAFKA", "a:1"),
+        ("RATCHET_KAFKA", "b:2"),
+        ("SERVING_ENGINES", "http://c:3"),
+    ]
 
 
 def test_disk_is_measured_at_the_nearest_folder_that_exists(tmp_path: Path) -> None:

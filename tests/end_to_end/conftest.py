@@ -1,0 +1,96 @@
+"""One whole stack a session, started and ended as a person does it: by `ratchet up` and `ratchet down`."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.supervision import marked_processes
+from tests.running import free_ports
+
+PORTS = (
+    "SERVING_PORT",
+    "DEPLOY_PORT",
+    "FEEDBACK_METRICS_PORT",
+    "TRAINER_PORT",
+    "DEPLOY_KAFKA_PORT",
+    "DEPLOY_KAFKA_CONTROLLER_PORT",
+    "DEPLOY_MLFLOW_PORT",
+    "DEPLOY_ENGINE_PORT",
+)
+NAMED = ("RATCHET_KAFKA", "MLFLOW_TRACKING_URI", "SERVING_ENGINES", "RATCHET_AGENT", "RATCHET_API_KEYS")
+
+
+@dataclass(frozen=True)
+class LiveStack:
+    """A running stack and the environment that speaks to it."""
+
+    home: Path
+    environment: Mapping[str, str]
+
+    def ratchet(
+        self, *arguments: str, said: str = "", timeout_s: float = 120
+    ) -> subprocess.CompletedProcess[str]:
+        """Run the command line against this stack."""
+        return subprocess.run(
+            [sys.executable, "-c", "from deploy.cli import main; main()", *arguments],
+            env=self.environment,
+            input=said,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+        )
+
+    def ask(self, *arguments: str) -> Any:
+        """The JSON answer of a verb that must succeed."""
+        done = self.ratchet(*arguments, "--json")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    @property
+    def key(self) -> str:
+        """The generated key."""
+        return (self.home / "api-key").read_text().strip()
+
+    def address(self, port: str) -> str:
+        """Of the part behind one of PORTS."""
+        return f"http://127.0.0.1:{self.environment[port]}"
+
+    def pid_of(self, part: str) -> int:
+        """Of a supervised process."""
+        return next(each["pid"] for each in self.ask("status")["parts"] if each["name"] == part)
+
+    def logs(self) -> str:
+        """The end of every log, for a failure's message."""
+        return "\n".join(
+            f"== {log.name}\n{log.read_text(errors='replace')[-1500:]}"
+            for log in sorted(self.home.glob("log/*.log"))
+        )
+
+
+def environment_for(home: Path) -> dict[str, str]:
+    """Free ports, an own home, and nothing named by an address."""
+    kept = {name: value for name, value in os.environ.items() if name not in NAMED}
+    ports = dict(zip(PORTS, map(str, free_ports(len(PORTS))), strict=True))
+    return {**kept, **ports, "RATCHET_HOME": str(home)}
+
+
+@pytest.fixture(scope="session")
+def live_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveStack]:
+    """Up with the desk profile; afterwards down, with nothing left running."""
+    home = tmp_path_factory.mktemp("stack") / "home"
+    stack = LiveStack(home, environment_for(home))
+    try:
+        done = stack.ratchet("up", "--detach", "--json", timeout_s=700)
+        assert done.returncode == 0, f"{done.stderr}\n{stack.logs()}"
+        (home / "up.jsonl").write_text(done.stdout)
+        yield stack
+    finally:
+        stack.ratchet("down")
+        assert marked_processes(home) == []

@@ -1,0 +1,94 @@
+"""`ratchet up` starts every real part from one command, keeps it alive, and `ratchet down` ends it all."""
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from deploy.doctor import is_port_free
+from deploy.supervision import marked_processes
+from tests.end_to_end.conftest import PORTS, LiveStack, environment_for
+from tests.running import eventually
+
+pytestmark = [pytest.mark.end_to_end, pytest.mark.timeout(900)]
+PARTS = {"engine", "kafka", "mlflow", "serving", "feedback", "trainer", "deploy"}
+
+
+def test_every_part_said_when_it_was_well(live_stack: LiveStack) -> None:
+    lines = [json.loads(line) for line in (live_stack.home / "up.jsonl").read_text().splitlines()]
+
+    assert {line["part"] for line in lines if "part" in line} == PARTS
+    assert lines[-1]["serving"] == live_stack.address("SERVING_PORT")
+
+
+def test_status_calls_every_part_well_and_says_what_is_live(live_stack: LiveStack) -> None:
+    found = live_stack.ask("status")
+
+    assert {part["name"] for part in found["parts"] if part["well"]} == PARTS
+    assert found["live"]["champion"] == "travel-desk-000000"
+
+
+def test_the_agent_answers_and_the_answer_can_be_rated(live_stack: LiveStack) -> None:
+    said = "I want to go to Rome for 3 nights.\n/good\n"
+    done = live_stack.ratchet("chat", "--json", said=said)
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+
+    assert done.returncode == 0, done.stderr
+    answer, rating = lines[1], lines[2]
+    assert answer["agent"]["adapter"] == "travel-desk-000000"
+    assert answer["episode_id"].startswith("ep_")
+    assert rating["rated"]["response_id"] == answer["response_id"]
+
+
+def test_a_second_stack_in_the_same_home_is_refused(live_stack: LiveStack) -> None:
+    done = live_stack.ratchet("up")
+
+    assert done.returncode == 1
+    assert "already running" in done.stderr
+    assert {part["name"] for part in live_stack.ask("status")["parts"] if part["well"]} == PARTS
+
+
+def test_another_home_is_told_who_holds_the_port(live_stack: LiveStack, tmp_path: Path) -> None:
+    elsewhere = LiveStack(
+        tmp_path / "home", {**live_stack.environment, "RATCHET_HOME": str(tmp_path / "home")}
+    )
+
+    done = elsewhere.ratchet("up")
+
+    assert done.returncode == 1
+    assert f"(pid {live_stack.pid_of('engine')}" in done.stderr
+    assert marked_processes(elsewhere.home) == []
+
+
+@pytest.mark.parametrize("part", ["feedback", "deploy"])
+def test_a_killed_part_is_well_again(live_stack: LiveStack, part: str) -> None:
+    killed = live_stack.pid_of(part)
+
+    os.kill(killed, signal.SIGKILL)
+
+    assert eventually(is_back(live_stack, part, killed), within_s=120), live_stack.logs()
+
+
+def is_back(stack: LiveStack, part: str, killed: int) -> Callable[[], bool]:
+    def look() -> bool:
+        done = stack.ratchet("status", "--json")
+        found = next(each for each in json.loads(done.stdout)["parts"] if each["name"] == part)
+        return bool(found["well"]) and found["pid"] != killed
+
+    return look
+
+
+def test_a_start_that_fails_leaves_nothing_running(tmp_path: Path) -> None:
+    stack = LiveStack(
+        tmp_path / "home", {**environment_for(tmp_path / "home"), "DEPLOY_START_TIMEOUT_S": "0.1"}
+    )
+
+    done = stack.ratchet("up")
+
+    assert done.returncode == 1
+    assert "not well after 0.1 s" in done.stderr
+    assert marked_processes(stack.home) == []
+    assert all(is_port_free(int(stack.environment[port])) for port in PORTS)
