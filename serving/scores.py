@@ -9,7 +9,6 @@ Anything else (null, text, lists, objects, a boolean for a float metric, out of 
 clamped. `optimize: min` turns the score round.
 """
 
-import math
 from typing import Any
 
 from feedback.agent_file import Metric
@@ -34,8 +33,8 @@ def _boolean(value: Any) -> float:
 
 
 def _number(metric: Metric, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         raise BadValue(f"must be a number from {metric.min:g} to {metric.max:g}")
-    if not metric.min <= value <= metric.max:
+    if not metric.min <= value <= metric.max:  # also refuses NaN
         raise BadValue(f"must lie between {metric.min:g} and {metric.max:g}; it is not clamped")
-    return (value - metric.min) / (metric.max - metric.min)
+    return (value - metric.min) / (metric.max - metric.min) + 0.0  # + 0.0: -0.0 is 0

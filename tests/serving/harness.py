@@ -99,7 +99,8 @@ class World:
         def found() -> list[Interaction]:
             messages = [read_episode_record(record.value) for record in self.records()]
             return sorted(
-                (each for each in messages if isinstance(each, Interaction)), key=lambda each: each.started_at
+                (each for each in messages if isinstance(each, Interaction)),
+                key=lambda each: (each.started_at, each.index),
             )
 
         await until(lambda: len(found()) >= count)
