@@ -1,49 +1,22 @@
 """One contract for every bus: what is flushed is read, in order, once for each position, and loss is never silent."""
 
-import gc
-import os
 import signal
-import socket
-import subprocess
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
 
 from feedback.bus import MAX_VALUE_BYTES, Bus, BusError, MemoryBus, Oversized, Reader, Record, TopicMismatch
 from feedback.kafka import KafkaBus, wait_for_broker
 from feedback.schemas import FEEDBACK, INTERACTIONS
+from tests.feedback.broker import PARTITIONS, Broker, free_port
 
 # kafka-python leaves the sockets of refused connections to the collector.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 
-PARTITIONS = 2
 DEADLINE_S = 20.0
-
-
-@dataclass
-class Broker:
-    """A real broker of this test's own, that can be killed and started again."""
-
-    command: tuple[str, ...]
-    bootstrap: str
-    log: Path
-    process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(self.command, stdout=log, stderr=log)
-
-    def stop(self, number: int = signal.SIGTERM) -> None:
-        assert self.process is not None
-        os.kill(self.process.pid, number)
-        self.process.wait(timeout=30)
-
-    def bus(self) -> KafkaBus:
-        return KafkaBus(self.bootstrap, "contract")
 
 
 @dataclass
@@ -62,26 +35,6 @@ class Rig:
         for reader in self.readers:
             reader.close()
         self.bus.close()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-@pytest.fixture(scope="module")
-def kafka_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    from deploy.kafka_node import prepare_node
-
-    folder = tmp_path_factory.mktemp("kafka")
-    node = prepare_node(folder, port=free_port(), controller_port=free_port())
-    broker = Broker(node.command, node.bootstrap, folder / "broker.log")
-    broker.start()
-    wait_for_broker(broker.bus(), partitions=PARTITIONS, timeout_s=60)
-    yield broker
-    broker.stop()
-    gc.collect()
 
 
 def kafka_expire(bootstrap: str) -> Callable[[str, int, int], None]:
