@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -69,7 +70,9 @@ def up(
                 return
             _watch(stack)
         except KeyboardInterrupt:
-            typer.echo("stopping …", err=True)
+            # The terminal may be gone (SIGHUP); the parts must end all the same.
+            with suppress(OSError):
+                typer.echo("stopping …", err=True)
             stack.stop()
         except UpError:
             stack.stop()

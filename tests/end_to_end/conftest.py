@@ -64,7 +64,7 @@ class LiveStack:
 
     def pid_of(self, part: str) -> int:
         """Of a supervised process."""
-        return next(each["pid"] for each in self.ask("status")["parts"] if each["name"] == part)
+        return next(int(each["pid"]) for each in self.ask("status")["parts"] if each["name"] == part)
 
     def logs(self) -> str:
         """The end of every log, for a failure's message."""

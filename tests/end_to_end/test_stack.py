@@ -3,13 +3,15 @@
 import json
 import os
 import signal
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from deploy.doctor import is_port_free
-from deploy.supervision import marked_processes
+from deploy.supervision import marked_processes, stop_all
 from tests.end_to_end.conftest import PORTS, LiveStack, environment_for
 from tests.running import eventually
 
@@ -92,3 +94,54 @@ def test_a_start_that_fails_leaves_nothing_running(tmp_path: Path) -> None:
     assert "not well after 0.1 s" in done.stderr
     assert marked_processes(stack.home) == []
     assert all(is_port_free(int(stack.environment[port])) for port in PORTS)
+
+
+@pytest.fixture
+def starting(tmp_path: Path) -> Iterator[tuple[LiveStack, subprocess.Popen[bytes]]]:
+    """`ratchet up` in the foreground, caught while its parts are starting."""
+    home = tmp_path / "home"
+    agent = tmp_path / "agent.yaml"
+    agent.write_text("agent: hollow\nmodel: {path: model}\nsystem: s\n")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text('{"hidden_size": 64, "num_attention_heads": 1}')
+    (tmp_path / "model" / "model.safetensors").touch()
+    stack = LiveStack(home, {**environment_for(home), "RATCHET_AGENT": str(agent)})
+    with (tmp_path / "said").open("wb") as said:
+        process = subprocess.Popen(
+            [sys.executable, "-c", "from deploy.cli import main; main()", "up"],
+            env=stack.environment,
+            stdout=said,
+            stderr=said,
+        )
+    try:
+        assert eventually(lambda: len(marked_processes(home)) >= len(PARTS), within_s=60)
+        yield stack, process
+    finally:
+        process.kill()
+        process.wait()
+        stop_all(home)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_up_and_everything_it_started(
+    starting: tuple[LiveStack, subprocess.Popen[bytes]], number: signal.Signals
+) -> None:
+    stack, up = starting
+
+    up.send_signal(number)
+
+    assert up.wait(timeout=90) == 130
+    assert marked_processes(stack.home) == []
+
+
+def test_what_a_killed_up_left_is_ended_by_down(starting: tuple[LiveStack, subprocess.Popen[bytes]]) -> None:
+    stack, up = starting
+    up.kill()
+    up.wait()
+    assert marked_processes(stack.home)
+
+    done = stack.ratchet("down")
+
+    assert done.returncode == 0
+    assert "ended" in done.stdout
+    assert marked_processes(stack.home) == []
