@@ -57,6 +57,7 @@ def serve(settings: Settings, stop: threading.Event) -> None:
         outbox=Outbox(engine, settings.outbox_bound),
         monitor=monitor,
         clock=lambda: time.time_ns() // 1_000_000,
+        retention_ms=round(settings.retention_s * 1000),
     )
     _log.info("joining feedback of %s from %s", agent.agent, settings.kafka)
     worker.run(stop)

@@ -16,6 +16,7 @@ from feedback.ledger import Kept, Standing
 from feedback.outbox import Outgoing
 from feedback.reward import PriceRules, Trust, opinions, price
 from feedback.schemas import EXPERIENCES, FEEDBACK, INTERACTIONS, Experience, OutcomeSource
+from feedback.subgoals import load_checks, potentials
 
 _AT_ONCE = 100
 
@@ -40,6 +41,7 @@ class Closer:
             gamma=agent.training.turn.gamma,
             grace_ms=round(agent.episode.grace * 1000),
         )
+        self._checks = load_checks(agent.rewards.subgoals)
         self._judging = judging
 
     def close_due(self, conn: Connection, clock: int) -> Closed:
@@ -69,7 +71,8 @@ class Closer:
         trust = Trust(
             rating=self._price_rules.rewards.rating_trust, implicit=self._judging.tau(joined.known_at)
         )
-        experience = price(joined, said, trust=trust, rules=self._price_rules)
+        phi = potentials(joined.interactions, self._checks)
+        experience = price(joined, said, trust=trust, rules=self._price_rules, potentials=phi)
         settled = replace(standing, due_at=None, closed=True, withdrawn=joined.withdrawn)
         if experience.id == standing.experience_id:
             return settled

@@ -35,6 +35,11 @@ class Settings(BaseSettings):
     outbox_bound: int = Field(
         default=20_000, ge=100, description="experiences that may wait for the bus before reading pauses"
     )
+    retention_s: float = Field(
+        default=14 * 86_400,
+        gt=0,
+        description="how long episodes are remembered; longer than every metric's window and than Kafka's retention",
+    )
     host: str = "127.0.0.1"
     metrics_port: int = Field(
         default=8002,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from feedback.schemas import Interaction
+from feedback.schemas import Interaction, Status
 
 SILENCE = 0.15
 """Probabilities closer to 1/2 than this say nothing."""
@@ -75,14 +75,18 @@ def verdict(probability: float) -> int:
 
 
 def follow_ups(interactions: Sequence[Interaction]) -> dict[str, str]:
-    """The user message that answered each reply: the first one, where the conversation branched."""
+    """The user message that answered each reply: the first one, where the conversation branched.
+
+    What follows a request that failed is about the reply before it, as the person saw nothing in between.
+    """
     found: dict[str, str] = {}
     previous: str | None = None
     for interaction in interactions:
         judged = interaction.parent_response_id or previous
         if judged is not None and interaction.user_text:
             found.setdefault(judged, interaction.user_text)
-        previous = interaction.response_id
+        if interaction.status is not Status.FAILED:
+            previous = interaction.response_id
     return found
 
 

@@ -136,6 +136,15 @@ def stand(conn: Connection, changed: Sequence[Standing]) -> None:
     conn.execute(statement.on_conflict_do_update(index_elements=["episode_id"], set_=updates), rows)
 
 
+def forget(conn: Connection, *, before: int, limit: int) -> int:
+    """Drop settled episodes whose newest interaction is older than `before`; returns how many."""
+    old = select(_EPISODES.c.episode_id).where(_EPISODES.c.last_at < before, _EPISODES.c.due_at.is_(None))
+    episode_ids = list(conn.execute(old.limit(limit)).scalars())
+    for table in (_RECORDS, _EPISODES):
+        conn.execute(delete(table).where(table.c.episode_id.in_(episode_ids)))
+    return len(episode_ids)
+
+
 def unmatched(conn: Connection) -> int:
     """Episodes of which only feedback is known so far."""
     return conn.execute(

@@ -43,7 +43,7 @@ _ROWS = Table(
     sqlite_autoincrement=True,
 )
 
-_FLUSH_S = 30.0
+_FLUSH_S = 20.0
 
 
 class OutboxFull(RuntimeError):

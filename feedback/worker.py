@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from sqlalchemy import Engine
 
 from feedback import ledger
-from feedback.agent_file import AgentFile
+from feedback.agent_file import AgentFile, AgentFileError
 from feedback.bus import Bus, BusError, Partition, Record
 from feedback.closing import Closed, Closer
 from feedback.intake import Intake, take_in
@@ -26,6 +26,8 @@ _log = logging.getLogger(__name__)
 READER = "join"
 _TOPICS = (INTERACTIONS, FEEDBACK)
 _BATCH = 500
+_FORGET = 500
+_FORGET_EVERY_MS = 60_000
 
 
 class Worker:
@@ -40,11 +42,13 @@ class Worker:
         outbox: Outbox,
         monitor: Monitor,
         clock: Callable[[], int],
+        retention_ms: int = 14 * 86_400_000,
     ) -> None:
         ledger.create_ledger(engine)
         self._engine, self._reading = engine, reading(engine)
         self._bus, self._agent, self._outbox = bus, agent.agent, outbox
         self._monitor, self._clock = monitor, clock
+        self._retention_ms, self._forget_at = _longer_than_windows(agent, retention_ms), 0
         with self._reading.connect() as conn:
             self._positions = read_positions(conn, READER)
             self._judging = Judging(agent.rewards.implicit, ledger.newest_pairs(conn, REMEMBERED))
@@ -68,6 +72,7 @@ class Worker:
         closed = self._commit(records, self._known_silence(records))
         self._pass_on()
         self._judging.learn_when_due()
+        self._forget_old()
         return bool(records) or closed > 0
 
     def close(self) -> None:
@@ -105,6 +110,15 @@ class Worker:
             _log.warning("experiences wait in the outbox: %s", error)
         self._waiting = self._outbox.depth()
         self._monitor.outbox.set(self._waiting)
+
+    def _forget_old(self) -> None:
+        """Once a minute, episodes that no rating can reach any more and that Kafka has forgotten as well."""
+        now = self._clock()
+        if now < self._forget_at:
+            return
+        with self._engine.begin() as conn:
+            more = ledger.forget(conn, before=now - self._retention_ms, limit=_FORGET) == _FORGET
+        self._forget_at = now if more else now + _FORGET_EVERY_MS
 
     def _anything_due(self, clock: int) -> bool:
         with self._reading.connect() as conn:
@@ -147,3 +161,14 @@ class Worker:
         agreements, pairs = self._judging.agreement()
         monitor.pairs.set(pairs)
         monitor.agreement.set(agreements / pairs if pairs else 0.0)
+
+
+def _longer_than_windows(agent: AgentFile, retention_ms: int) -> int:
+    """Refuse to forget what may still be rated."""
+    longest = max((metric.window * 1000 for metric in agent.metrics.values()), default=0)
+    if retention_ms <= longest:
+        raise AgentFileError(
+            f"metrics: a window of {longest / 1000:.0f} s needs a retention that is longer "
+            f"(FEEDBACK_RETENTION_S is {retention_ms / 1000:.0f})"
+        )
+    return retention_ms

@@ -93,6 +93,15 @@ def test_a_follow_up_belongs_to_the_reply_it_answers() -> None:
     assert follow_ups(branched) == {"ep_1-r0": "third"}
 
 
+def test_what_follows_a_failed_request_is_about_the_reply_before_it() -> None:
+    replies = [
+        interaction(0),
+        interaction(1, status="failed", turns=(), user_text=""),
+        interaction(2, user_text="That is wrong."),
+    ]
+    assert follow_ups(replies) == {"ep_1-r0": "That is wrong."}
+
+
 def test_silence_is_left_out_of_the_verdicts() -> None:
     assert verdicts({"a": "Thanks!", "b": "ok", "c": "That is wrong"}, rules) == {"a": 1, "c": -1}
 

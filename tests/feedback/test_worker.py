@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import event
 
-from feedback.agent_file import AgentFile
+from feedback.agent_file import AgentFile, AgentFileError
 from feedback.bus import MemoryBus
 from feedback.monitor import Monitor
 from feedback.outbox import Outbox
@@ -81,7 +81,7 @@ class Life:
         self.monitor = Monitor()
         self.worker = self.born()
 
-    def born(self) -> Worker:
+    def born(self, retention_ms: int = 14 * 86_400_000) -> Worker:
         return Worker(
             self.engine,
             self.bus,
@@ -89,6 +89,7 @@ class Life:
             outbox=Outbox(self.engine, 1_000),
             monitor=self.monitor,
             clock=lambda: self.now,
+            retention_ms=retention_ms,
         )
 
     def restart(self) -> None:
@@ -311,6 +312,25 @@ def test_trust_in_words_is_measured_once_there_are_enough_pairs(life: Life) -> N
     experience = life.last()["ep_x"]
     assert experience.outcome == 0
     assert experience.outcome_reward == pytest.approx(-(2 * 3 / 4 - 1))
+
+
+def test_what_no_rating_can_reach_any_more_is_forgotten_and_nothing_else(life: Life) -> None:
+    fortnight = 14 * 86_400_000
+    life.send(interaction(0, episode="ep_old"), 1_000)
+    life.settle(CLOSED)
+    life.send(interaction(0, episode="ep_new"), fortnight)
+    life.settle(fortnight + 10_000)
+    life.settle(fortnight + CLOSED)
+    with life.engine.connect() as conn:
+        for table in ("records", "episodes"):
+            kept = conn.exec_driver_sql(f"SELECT episode_id FROM {table}").scalars().all()
+            assert kept == ["ep_new"]
+    assert len(life.experiences()) == 2
+
+
+def test_a_retention_shorter_than_a_window_is_refused(life: Life) -> None:
+    with pytest.raises(AgentFileError, match="3600 s"):
+        life.born(retention_ms=3_600_000)
 
 
 Step = tuple[int, list[tuple[Message, int]]]
