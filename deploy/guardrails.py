@@ -33,13 +33,15 @@ class Thresholds:
     tokens: float | None = None
 
 
-def thresholds(trailing: Sequence[Indicators]) -> Thresholds:
-    """The champion's p95 of latency and p90 of length."""
-    if len(trailing) < TRAILING_MIN:
-        return Thresholds()
+def thresholds(trailing: Sequence[Indicators], *, beside: Sequence[Indicators]) -> Thresholds:
+    """The champion's p90 of length from its `trailing` episodes, and its p95 of latency from those it answered `beside` the
+    candidate: load changes by the hour and an adapter in the batch slows everyone, so history would accuse the innocent.
+    """
+    latencies = [each.latency_ms for each in beside]
+    tokens = [float(each.completion_tokens) for each in trailing]
     return Thresholds(
-        latency_ms=_quantile([each.latency_ms for each in trailing], LATENCY_QUANTILE),
-        tokens=_quantile([float(each.completion_tokens) for each in trailing], LENGTH_QUANTILE),
+        latency_ms=_quantile(latencies, LATENCY_QUANTILE) if len(latencies) >= TRAILING_MIN else None,
+        tokens=_quantile(tokens, LENGTH_QUANTILE) if len(tokens) >= TRAILING_MIN else None,
     )
 
 

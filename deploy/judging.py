@@ -24,7 +24,7 @@ def judge_units(conn: Connection, steering: Steering, *, watermarks: units.Water
     now = steering.clock()
     trial = _Trial(conn, steering, now=now)
     if closed := units.unseen(conn):
-        limits = thresholds(units.trailing(conn, ledger.champions(conn)[-1].version))
+        limits = trial.limits()
         for row in closed:
             trial.see(row, limits=limits)
         units.mark_seen(conn, closed)
@@ -50,6 +50,16 @@ class _Trial:
         self._newer_waits = bool(ledger.list_canaries(conn, Phase.PENDING))
         self._allowance = steering.allowance(conn)
         self._dirty = False
+
+    def limits(self) -> Thresholds:
+        """What counts as slow and as long, from episodes that were counted before this turn."""
+        champion = ledger.champions(self._conn)[-1].version
+        if self._canary is None:
+            return Thresholds()
+        return thresholds(
+            units.trailing(self._conn, champion),
+            beside=units.trailing(self._conn, champion, canary_id=self._canary.canary_id),
+        )
 
     def see(self, row: Row[Any], *, limits: Thresholds) -> None:
         """An episode closed."""

@@ -46,7 +46,7 @@ LEGAL: Mapping[Phase, frozenset[Phase]] = {
 RUNNING = frozenset({Phase.PROGRESSING, Phase.PAUSED})
 FINISHED = frozenset(phase for phase, after in LEGAL.items() if not after)
 
-BURN_IN = 3.0
+BURN_IN = 1.0
 """Units of each arm before outcomes are bet on: ratings of one arm alone are missing data, not evidence."""
 
 CONTROLLER = "controller"

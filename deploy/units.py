@@ -124,9 +124,11 @@ def indicators(row: Row[Any]) -> Indicators:
     return Indicators.model_validate_json(row.indicators)
 
 
-def trailing(conn: Connection, version: str) -> list[Indicators]:
-    """Facts of the last episodes that this version answered alone, whatever arm it was then."""
+def trailing(conn: Connection, version: str, *, canary_id: str | None = None) -> list[Indicators]:
+    """Facts of the last episodes that this version answered alone, whatever arm it was then; or of one canary's only."""
     query = _answered_by(version).where(UNITS.c.seen.is_(True))
+    if canary_id is not None:
+        query = query.where(UNITS.c.canary_id == canary_id)
     return [indicators(row) for row in conn.execute(query.order_by(UNITS.c.closed_at.desc()).limit(TRAILING))]
 
 
