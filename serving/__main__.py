@@ -59,6 +59,7 @@ def main() -> int:
     logging.basicConfig(
         level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
     )
+    sys.setswitchinterval(0.0005)  # the writer thread must not hold up the event loop for 5 ms
     try:
         uvloop.run(serve(Settings()))
     except (AgentFileError, KeyFileError) as error:

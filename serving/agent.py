@@ -3,13 +3,13 @@
 Earlier ids are extended and never rendered again; a limit ends with one last round, never with an empty answer.
 """
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Protocol
-from uuid import uuid4
+
+from uuid_utils import uuid4
 
 from feedback.agent_file import Limits
 from feedback.schemas import Status, ToolCall, ToolOutcome
@@ -134,16 +134,10 @@ class Agent:
         room = self._max_context - len(draft.prompt_ids)
         wanted = min(self._max_completion, ask.max_tokens or self._max_completion, max(1, room))
         params = {**ask.params, "max_tokens": wanted, "stop_token_ids": list(self.template.stop_ids)}
-        limit = (
-            asyncio.get_running_loop().time() + max(0.0, budget.deadline - time.monotonic()) + _SAMPLE_GRACE_S
-        )
+        limit = budget.deadline + _SAMPLE_GRACE_S
         stream = sampler.sample(draft.prompt_ids, params=params)
         try:
-            while not visible.stopped:
-                async with asyncio.timeout_at(limit):
-                    sampled = await anext(stream, None)
-                if sampled is None:
-                    break
+            async for sampled in stream:
                 transcript.first_token_at = transcript.first_token_at or time.monotonic()
                 draft.token_ids += sampled.token_ids
                 draft.logprobs += sampled.logprobs
@@ -151,11 +145,12 @@ class Agent:
                     draft.stop_reason = _stop_reason(sampled.finish)
                 if piece := visible.feed(sampled.token_ids):
                     yield self._deliver(transcript, draft, piece)
-            if visible.stopped:
-                draft.stop_reason = "stop"
-        except TimeoutError:
-            draft.stop_reason = "length"
-            budget.hit = True
+                if visible.stopped:
+                    draft.stop_reason = "stop"
+                    break
+                if sampled.finish is None and time.monotonic() > limit:
+                    draft.stop_reason, budget.hit = "length", True
+                    break
         finally:
             draft.raw_text = self.template.decode(draft.token_ids)
             await stream.aclose()

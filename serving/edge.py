@@ -1,8 +1,7 @@
 """What every request meets first: a request id, and a bound on its body. Plain ASGI, so that it costs little."""
 
-from uuid import uuid4
-
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uuid_utils import uuid4
 
 from serving.errors import ApiError
 

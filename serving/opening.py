@@ -7,9 +7,9 @@ answered starts at the longest stored prefix and says so in its flags.
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from uuid import uuid4
 
 from langchain_core.tools import BaseTool
+from uuid_utils import uuid4
 
 from feedback.agent_file import AgentFile
 from feedback.schemas import Arm, Sampling, TrafficSplit

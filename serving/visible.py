@@ -26,7 +26,9 @@ class VisibleText:
 
     def __init__(self, template: Template, hidden: Sequence[str], stops: Sequence[str] = ()) -> None:
         self._template = template
-        self._hidden, self._stops = tuple(hidden), tuple(stops)
+        self._marks, self._stops = (*hidden, *stops), frozenset(stops)
+        self._beginnings = frozenset(mark[:size] for mark in self._marks for size in range(1, len(mark)))
+        self._first = frozenset(mark[0] for mark in self._marks)
         self._pending: list[int] = []
         self._text = ""
         self._given = 0
@@ -44,12 +46,11 @@ class VisibleText:
             return ""
         self._pending += ids
         piece = self._template.decode(self._pending)
-        if not piece.endswith(_SPLIT):
-            self._pending = []
-            self._text += piece
-            piece = ""
-        self._cut()
-        return self._give(len(self._text) if self._ended else len(self._text) - self._held())
+        if piece.endswith(_SPLIT):
+            return ""
+        self._pending = []
+        self._text += piece
+        return self._give()
 
     def finish(self) -> str:
         """The rest: nothing more will come, so nothing can be split or begun."""
@@ -57,34 +58,31 @@ class VisibleText:
             return ""
         self._text += self._template.decode(self._pending) if self._pending else ""
         self._pending = []
-        self._cut()
-        self._ended = True
-        return self._give(len(self._text))
+        return self._give(last=True)
 
-    def _cut(self) -> None:
-        """End at the first marker or stop string, whichever begins first."""
-        found = [
-            (at, stop in self._stops)
-            for stop in (*self._hidden, *self._stops)
-            if (at := self._text.find(stop)) >= 0
-        ]
-        if found:
-            at, by_client = min(found)
-            self._text = self._text[:at]
-            self._ended = True
-            self.stopped = by_client
+    def _give(self, *, last: bool = False) -> str:
+        """What was not given yet, up to a mark or the possible beginning of one."""
+        fresh = self._text[self._given :]
+        if not self._first.isdisjoint(fresh):
+            fresh = self._cut(fresh)
+        if not self._ended and not last:
+            fresh = fresh[: len(fresh) - self._held(fresh)]
+        self._ended = self._ended or last
+        self._given += len(fresh)
+        return fresh
 
-    def _held(self) -> int:
-        """Length of the longest end of the text that may be the beginning of a marker or stop string."""
-        longest = 0
-        for mark in (*self._hidden, *self._stops):
-            for size in range(min(len(mark) - 1, len(self._text)), longest, -1):
-                if self._text.endswith(mark[:size]):
-                    longest = size
-                    break
-        return longest
+    def _cut(self, fresh: str) -> str:
+        """End at the first mark; nothing given before holds a part of one."""
+        found = [(at, mark) for mark in self._marks if (at := fresh.find(mark)) >= 0]
+        if not found:
+            return fresh
+        at, mark = min(found, key=lambda each: (each[0], each[1] in self._stops))
+        self._ended, self.stopped = True, mark in self._stops
+        return fresh[:at]
 
-    def _give(self, end: int) -> str:
-        piece = self._text[self._given : end]
-        self._given = max(self._given, end)
-        return piece
+    def _held(self, fresh: str) -> int:
+        """Length of the longest end that may be the beginning of a mark."""
+        for at, character in enumerate(fresh):
+            if character in self._first and fresh[at:] in self._beginnings:
+                return len(fresh) - at
+        return 0
