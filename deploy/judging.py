@@ -15,6 +15,10 @@ from deploy.steering import SPENT, Steering
 from deploy.trial import CONTROLLER, RUNNING, Canary, Phase
 from feedback.outbox import Outbox
 
+STUCK_MS = 600_000
+STUCK_EPISODES = 20
+"""Ten minutes after it began, this many episodes and none of them under its split: no engine runs the candidate."""
+
 _ARMS = {"champion": 0, "candidate": 1}
 ANCHOR = "anchor"
 
@@ -33,6 +37,7 @@ def judge_units(conn: Connection, steering: Steering, *, watermarks: units.Water
         trial.take(row)
     units.mark_taken(conn, taken)
     trial.look()
+    trial.check_it_is_met()
     trial.close()
     return taken
 
@@ -92,6 +97,20 @@ class _Trial:
         if moved[1]:
             self._canary = self._steering.record(self._conn, moved)
             self._dirty = False
+
+    def check_it_is_met(self) -> None:
+        """A candidate that serving cannot load would otherwise block the queue until its deadline."""
+        canary = self._canary
+        if canary is None or canary.phase is not Phase.PROGRESSING or canary.episodes0 or canary.episodes1:
+            return
+        since = canary.deadline_from + STUCK_MS
+        if self._now > since:
+            missed = units.bypassed(self._conn, canary.canary_id, since=since)
+            if missed >= STUCK_EPISODES:
+                reason = f"{missed} episodes passed it by: no engine runs {canary.version}"
+                self._canary = self._steering.record(
+                    self._conn, verbs.fail(canary, reason=reason, now=self._now)
+                )
 
     def close(self) -> None:
         """Save evidence that moved nothing."""

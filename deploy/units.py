@@ -140,6 +140,16 @@ def known_of(conn: Connection, version: str) -> Known:
     return Known(mean, expected_clean(trailing(conn, version)))
 
 
+def bypassed(conn: Connection, canary_id: str, *, since: int) -> int:
+    """Live episodes closed since then that were not assigned under this canary."""
+    query = select(func.count()).where(
+        UNITS.c.closed_at > since,
+        UNITS.c.arm != "holdout",
+        UNITS.c.canary_id.is_distinct_from(canary_id),
+    )
+    return conn.execute(query).scalar_one()
+
+
 def totals(conn: Connection) -> dict[str, dict[str, int]]:
     """Episodes taken and outcomes known, by arm."""
     query = (

@@ -63,6 +63,11 @@ def supersede(canary: Canary, *, reason: str, now: int) -> Moved:
     return end(canary, Phase.SUPERSEDED, Verdict.SUPERSEDED, reason=reason, actor=CONTROLLER, now=now)
 
 
+def fail(canary: Canary, *, reason: str, now: int) -> Moved:
+    """It cannot be tried at all; that is no evidence about it, and it needs a retry."""
+    return end(canary, Phase.FAILED, Verdict.ABORTED, reason=reason, actor=CONTROLLER, now=now)
+
+
 def delivered(canary: Canary, *, now: int) -> Moved:
     """Promoting -> Succeeded: the split that names the new champion has left."""
     return move(canary, Phase.SUCCEEDED, "split delivered", actor=CONTROLLER, now=now)

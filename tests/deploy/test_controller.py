@@ -189,6 +189,22 @@ def test_the_holdout_is_never_evidence_for_the_canary(stage: Stage) -> None:
     assert (state.units, state.episodes0) == (0, 0)
 
 
+def test_a_candidate_that_no_engine_runs_fails_and_lets_the_next_begin(stage: Stage) -> None:
+    """Its split never takes effect: episodes go on under the old one."""
+    old = stage.split
+    stage.offer(1)
+    stage.turn()
+    stage.offer(2, parent=0)
+    stage.now += 700_000
+    for _ in range(25):
+        stage.episode("champion", 1, split=old)
+    stage.settle()
+    first, second = stage.canaries()
+    assert (first.phase, first.verdict) == (Phase.FAILED, Verdict.ABORTED)
+    assert "no engine runs" in first.reason
+    assert second.phase is Phase.PROGRESSING
+
+
 def test_late_data_never_reopens_a_verdict(stage: Stage) -> None:
     stage.offer(1)
     stage.turn()
