@@ -65,19 +65,9 @@ def k2_loss(
     return token_sum(k2(new, reference), weight_BT, mask_BT, total=total)
 
 
-def exact_kl_loss(logits_NV: Tensor, reference_NV: Tensor, *, total: float) -> Tensor:
-    """sum KL(policy || reference) / total over counted positions; needs no weights. N counted tokens."""
-    return exact_kl(logits_NV, reference_NV).sum() / total
-
-
-def second_moment(new_N: Tensor, old_N: Tensor) -> Tensor:
-    """M2 = mean (log new - log old)^2 over counted tokens: signs cannot cancel in it (arXiv 2510.01161)."""
-    return (new_N - old_N).square().mean()
-
-
-def masked_mean(value_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """Mean over counted tokens; 0 where none counts."""
-    return blank(value_BT, mask_BT).sum() / mask_BT.sum().clamp(min=1)
+def second_moment(move_N: Tensor, weight_N: Tensor) -> Tensor:
+    """M2 = weighted mean of (log new - log old)^2: signs cannot cancel in it (arXiv 2510.01161)."""
+    return (weight_N * move_N.square()).sum() / weight_N.sum()
 
 
 @dataclass(frozen=True)

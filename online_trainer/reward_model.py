@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from feedback.training_section import RewardModelSettings
 from online_trainer.heads import Heads
+from online_trainer.pessimism import lower_bound, preference_reward
 
 RATER_SLOTS = 4096
 WEIGHT_DECAY = 0.1
@@ -221,7 +222,7 @@ class Centre:
 
     def after(self, score_KN: Tensor, *, kappa: float) -> "Centre":
         """With one more batch; older ones keep nine tenths of their weight."""
-        bound_N = score_KN.mean(0) - kappa * score_KN.std(0, correction=1)
+        bound_N = lower_bound(score_KN, kappa=kappa)
         old, new = 0.9 * self.weight, float(bound_N.numel())
         if new == 0.0 or not bool(torch.isfinite(bound_N).all()):
             return self
@@ -240,6 +241,6 @@ def price(score_KN: Tensor, centre: Centre, *, temperature: float, kappa: float)
     answer neutral rather than bad, whichever side it was on.
     """
     spread_N = score_KN.std(0, correction=1)
-    bound_N = score_KN.mean(0) - kappa * spread_N
     reliability_N = centre.signal / (centre.signal + spread_N.square()).clamp(min=1e-12)
-    return reliability_N * (2.0 * torch.sigmoid((bound_N - centre.mean) / temperature) - 1.0)
+    bound_N = lower_bound(score_KN, kappa=kappa)
+    return reliability_N * preference_reward(bound_N, centre.mean, temperature=temperature)

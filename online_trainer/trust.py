@@ -14,7 +14,7 @@ from torch import Tensor
 
 from feedback.schemas import Decision
 from feedback.training_section import Staleness, Training
-from online_trainer.kl import k3, kl_of_logprobs
+from online_trainer.kl import k3, kl_of_logprobs, second_moment
 from online_trainer.ppo import RatioStatistics, effective_share, log_ratio, truncated_weight
 
 SINGLE_USER_FACTOR = 0.5
@@ -133,7 +133,7 @@ def measure(chunks: Sequence[Moves], *, statistics: RatioStatistics, grad_norm: 
         k3_old=float(joined["kl_old_N"].mean()),
         k3_mu=float(joined["k3_mu_N"].mean()),
         kl_ref=float(joined["kl_ref_N"].mean()),
-        m2=float((weight_N * move_N.square()).sum() / weight),
+        m2=float(second_moment(move_N, weight_N)),
         turn_kl=float(joined["kl_old_N"].sum()) / joined["turn_N"].bincount().count_nonzero().item(),
         big_move_share=float((weight_N * (move_N.abs() > BIG_MOVE)).sum() / weight),
         ess=effective_share(weight_N),

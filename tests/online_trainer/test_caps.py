@@ -1,7 +1,7 @@
 """I10: no rater and no episode outweighs its share, and nothing is handed to others."""
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feedback.training_section import BatchSettings
@@ -17,7 +17,7 @@ def kept_by_rater(given_weights: list[float], raters: list[str], factors: list[f
     return kept
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(weights, st.sampled_from([0.05, 0.1, 0.3, 1.0]), st.sampled_from([0.05, 0.1, 0.4, 1.0]))
 def test_i10_no_share_exceeds_its_cap(
     episodes: list[tuple[float, int]], rater_share: float, episode_share: float
@@ -33,14 +33,17 @@ def test_i10_no_share_exceeds_its_cap(
     )
 
 
+crowd = st.lists(st.floats(0.01, 100), min_size=15, max_size=45)
+
+
 @settings(max_examples=60, deadline=None)
-@given(weights, st.sampled_from([0.1, 0.2]))
-def test_only_the_heavy_lose_weight(episodes: list[tuple[float, int]], share: float) -> None:
-    amounts, raters = [w for w, _ in episodes], [str(r) for _, r in episodes]
+@given(crowd, st.sampled_from([0.1, 0.2]))
+def test_only_the_heavy_lose_weight(amounts: list[float], share: float) -> None:
+    raters = [str(i % 15) for i in range(len(amounts))]
     factors = capped_factors(amounts, raters, rater_share=share, episode_share=1.0)
     kept = kept_by_rater(amounts, raters, factors)
     total = sum(kept.values())
-    assume(total > 1e-6)
+    assert total > 0.1
     for rater, factor in zip(raters, factors, strict=True):
         if factor < 1.0 - 1e-9:
             assert kept[rater] == pytest.approx(share * total, rel=1e-6)
@@ -83,15 +86,18 @@ def test_a_single_user_lifts_the_raters_cap_and_keeps_the_episodes() -> None:
     assert influence_factors([1.0] * 20, ["me"] * 20, settings=BatchSettings()) == [0.0] * 20
 
 
-@settings(max_examples=60, deadline=None)
-@given(
-    st.lists(st.tuples(st.floats(-5, 5), st.integers(0, 20)), min_size=15, max_size=60), st.integers(0, 20)
-)
-def test_i10_one_raters_absence_moves_the_sum_by_at_most_the_cap(
-    signed: list[tuple[float, int]], who: int
+@settings(max_examples=40, deadline=None)
+@given(crowd, st.lists(st.booleans(), min_size=45, max_size=45), st.integers(0, 14))
+def test_i10_one_raters_ratings_move_the_sum_by_at_most_the_cap(
+    amounts: list[float], up: list[bool], who: int
 ) -> None:
-    amounts, raters = [abs(v) for v, _ in signed], [str(r) for _, r in signed]
-    factors = capped_factors(amounts, raters, rater_share=0.1, episode_share=0.1)
-    total = sum(a * f for a, f in zip(amounts, factors, strict=True))
-    mine = sum(v * f for (v, r), f in zip(signed, factors, strict=True) if r == who)
-    assert abs(mine) <= 0.1 * total * (1 + 1e-9) + 1e-12
+    """Taken away they move it by one cap; all flipped, by two, which is as far as their weight can reach."""
+    raters = [i % 15 for i in range(len(amounts))]
+    factors = capped_factors(amounts, [str(r) for r in raters], rater_share=0.1, episode_share=0.1)
+    kept = [a * f for a, f in zip(amounts, factors, strict=True)]
+    signed = [k if u else -k for k, u in zip(kept, up, strict=False)]
+    without = sum(s for s, r in zip(signed, raters, strict=True) if r != who)
+    flipped = sum(-s if r == who else s for s, r in zip(signed, raters, strict=True))
+    cap = 0.1 * sum(kept) * (1 + 1e-9)
+    assert abs(sum(signed) - without) <= cap
+    assert abs(sum(signed) - flipped) <= 2 * cap

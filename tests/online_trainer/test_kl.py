@@ -65,7 +65,7 @@ def test_t5_single_tokens(log_ratio: float, expected: float) -> None:
 def test_t5_signs_cancel_in_k1_and_not_in_the_second_moment() -> None:
     new, old = torch.tensor([0.5, -0.5], dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
     assert float(kl.k1(new, old).mean()) == 0.0
-    assert float(kl.second_moment(new, old)) == pytest.approx(0.25)
+    assert float(kl.second_moment(new - old, torch.ones(2, dtype=torch.float64))) == pytest.approx(0.25)
     assert float(kl.k3(old, new).mean()) == pytest.approx(0.127625965, abs=1e-9)
 
 
@@ -102,12 +102,6 @@ def test_the_trap_an_unweighted_k3_explodes_on_what_the_head_gave_up() -> None:
 def test_a_token_that_p_never_takes_adds_nothing() -> None:
     certain = torch.tensor([0.0, -torch.inf])
     assert float(kl.exact_kl(certain, torch.tensor([0.5, 0.5]).log())) == pytest.approx(math.log(2), abs=1e-6)
-
-
-def test_masked_mean_counts_only_counted_tokens() -> None:
-    value, mask = torch.tensor([[1.0, 3.0, math.nan]]), torch.tensor([[True, True, False]])
-    assert float(kl.masked_mean(value, mask)) == 2.0
-    assert float(kl.masked_mean(value, torch.zeros_like(mask))) == 0.0
 
 
 @pytest.mark.parametrize(("measured", "beta"), [(12, 0.201024), (6, 0.2), (3, 0.198976), (6.3, 0.200256)])
