@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from online_trainer.sampler import SampledTurn
 
 SEED_STRIDE = 1_000_003
+HELDOUT_SEED = 0
+"""Of the draws: the same for every version ever measured, so that stored figures stay comparable."""
 
 
 @dataclass(frozen=True)
@@ -90,76 +93,126 @@ class Desk:
         return ids
 
 
+@dataclass(frozen=True)
+class Version:
+    """What is measured: an adapter folder (None = the base model), sampled at a temperature (0 = greedy)."""
+
+    name: str
+    adapter: Path | None = None
+    temperature: float = 1.0
+
+
 def evaluate(
-    agent: AgentFile, adapter: Path | None, *, tasks: int, samples: int, seed: int, temperature: float = 1.0
-) -> Evaluation:
-    """Sample every task `samples` times under `adapter` (None = the base). ManifestError on a damaged folder."""
-    from online_trainer.sampler import BatchedSampler
+    agent: AgentFile, versions: Sequence[Version], *, tasks: int, samples: int, seed: int = HELDOUT_SEED
+) -> Iterator[tuple[str, Evaluation]]:
+    """Sample every task `samples` times (greedy: once) under each version. ManifestError on a damaged folder."""
+    from online_trainer.policy import load_base
     from tools.template import load_template
     from tools.toolbox import Toolbox, ToolLimits
 
     template = load_template(agent.model.template, agent.model.path)
     limits = ToolLimits(agent.limits.tool_s, agent.limits.tool_output_tokens)
     specs = [spec for spec in agent.tools if isinstance(spec, str)]
-    toolbox = Toolbox.load(specs, limits, lambda text: len(template.user(text)))
+    toolbox = Toolbox.load(specs, limits, template.count)
+    base = load_base(agent.model.path, dtype=torch_float32())
+    for version in versions:
+        times = samples if version.temperature else 1
+        desks = [
+            [Desk(agent, template, toolbox, task_seed=task) for _ in range(times)] for task in range(tasks)
+        ]
+        with under_adapter(base, version.adapter) as model:
+            _sample(agent, model, template, desks, temperature=version.temperature, seed=seed)
+        yield version.name, _count(desks, seed=seed, temperature=version.temperature)
+
+
+def _sample(
+    agent: AgentFile,
+    model: Any,
+    template: Any,
+    desks: Sequence[Sequence[Desk]],
+    *,
+    temperature: float,
+    seed: int,
+) -> None:
+    from online_trainer.sampler import BatchedSampler
+
     sampler = BatchedSampler(
-        load_version(agent, adapter),
+        model,
         template,
         temperature=temperature,
         max_new_tokens=agent.model.max_completion,
         max_context=agent.model.max_context,
     )
-    numbered = [(task, sample) for task in range(tasks) for sample in range(samples)]
-    desks = [Desk(agent, template, toolbox, task_seed=task) for task, _ in numbered]
-    sampler.run(desks, seeds=[seed * SEED_STRIDE + task * 101 + sample for task, sample in numbered])
-    won = [float(desk.episode.success()) for desk in desks]
+    numbered = [
+        (desk, seed * SEED_STRIDE + task * 101 + sample)
+        for task, row in enumerate(desks)
+        for sample, desk in enumerate(row)
+    ]
+    sampler.run([desk for desk, _ in numbered], seeds=[number for _, number in numbered])
+
+
+def _count(desks: Sequence[Sequence[Desk]], *, seed: int, temperature: float) -> Evaluation:
+    every = [desk for row in desks for desk in row]
     return Evaluation(
-        tasks=tasks,
-        samples=samples,
+        tasks=len(desks),
+        samples=len(desks[0]),
         seed=seed,
         temperature=temperature,
-        success=tuple(sum(won[start : start + samples]) / samples for start in range(0, len(won), samples)),
-        calls=sum(desk.calls for desk in desks),
-        faulty_calls=sum(desk.faulty for desk in desks),
+        success=tuple(sum(desk.episode.success() for desk in row) / len(row) for row in desks),
+        calls=sum(desk.calls for desk in every),
+        faulty_calls=sum(desk.faulty for desk in every),
     )
 
 
-def load_version(agent: AgentFile, adapter: Path | None) -> Any:
-    """The base model in float32, under a verified adapter when one is named."""
-    import torch
-
-    from feedback.manifest import verify
-    from online_trainer.policy import load_base
-
-    base = load_base(agent.model.path, dtype=torch.float32)
+@contextmanager
+def under_adapter(base: Any, adapter: Path | None) -> Iterator[Any]:
+    """The base model under a verified adapter, and bare again afterwards."""
     if adapter is None:
-        return base
+        yield base
+        return
     from peft import PeftModel
 
+    from feedback.manifest import verify
+
     verify(adapter)
-    return PeftModel.from_pretrained(base, adapter).eval()
+    model = PeftModel.from_pretrained(base, adapter).eval()
+    try:
+        yield model
+    finally:
+        model.unload()
+
+
+def torch_float32() -> Any:
+    """The format of every held-out figure: the same on all machines."""
+    import torch
+
+    return torch.float32
 
 
 def main(
     agent_file: Annotated[Path, typer.Option("--agent", help="agent file")],
-    out: Annotated[Path, typer.Option("--json", help="where the result is written")],
-    adapter: Annotated[Path | None, typer.Option(help="adapter folder; none = the base model")] = None,
+    out: Annotated[Path, typer.Option("--json", help="where the results are written")],
+    version: Annotated[
+        list[str], typer.Option(help="NAME=FOLDER of an adapter, NAME= for the base, NAME=greedy for it at 0")
+    ],
     tasks: Annotated[int, typer.Option(min=1)] = 200,
     samples: Annotated[int, typer.Option(min=1)] = 1,
-    seed: int = 0,
-    temperature: Annotated[float, typer.Option(min=0.0, max=2.0, help="0 = greedy")] = 1.0,
-    threads: Annotated[int, typer.Option(min=0, help="0 = as torch likes")] = 0,
 ) -> None:
-    """Measure one version on held-out tasks."""
-    import torch
-
-    if threads:
-        torch.set_num_threads(threads)
-    found = evaluate(
-        load_agent_file(agent_file), adapter, tasks=tasks, samples=samples, seed=seed, temperature=temperature
-    )
+    """Measure versions on the same held-out tasks, one after the other; the file grows as they are done."""
+    found: dict[str, Any] = {}
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(asdict(found)))
+    versions = [read_version(text) for text in version]
+    for name, evaluation in evaluate(load_agent_file(agent_file), versions, tasks=tasks, samples=samples):
+        found[name] = asdict(evaluation)
+        out.write_text(json.dumps(found))
+
+
+def read_version(text: str) -> Version:
+    """`NAME=`, `NAME=greedy` or `NAME=FOLDER`."""
+    name, _, where = text.partition("=")
+    if where == "greedy":
+        return Version(name, temperature=0.0)
+    return Version(name, adapter=Path(where) if where else None)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,18 +25,19 @@ class Children:
     seed: int
 
     async def evaluate(
-        self, name: str, adapter: Path | None, *, tasks: int, samples: int, temperature: float = 1.0
-    ) -> Evaluation:
-        """Held-out success of one version. Raises ChildFailed."""
-        out = self.folder / f"heldout-{name}.json"
-        chosen = ("--adapter", str(adapter)) if adapter is not None else ()
+        self, versions: Mapping[str, str], *, tasks: int, samples: int
+    ) -> dict[str, Evaluation]:
+        """Held-out success of each version (`read_version` says how one is named). Raises ChildFailed."""
+        if not versions:
+            return {}
+        out = self.folder / "heldout.json"
+        named = [part for name, where in versions.items() for part in ("--version", f"{name}={where}")]
         await self._run(
-            f"heldout-{name}",
-            *("-m", "deploy.evaluate", "--agent", str(self.agent_file), "--json", str(out), *chosen),
-            *("--tasks", str(tasks), "--samples", str(samples), "--seed", str(self.seed)),
-            *("--temperature", str(temperature)),
+            "heldout",
+            *("-m", "deploy.evaluate", "--agent", str(self.agent_file), "--json", str(out), *named),
+            *("--tasks", str(tasks), "--samples", str(samples)),
         )
-        return as_evaluation(json.loads(out.read_text()))
+        return {name: as_evaluation(raw) for name, raw in json.loads(out.read_text()).items()}
 
     async def sabotage(self, adapter: Path | None, out: Path) -> dict[str, Any]:
         """Train an adapter away from the champion until it is harmful; returns how harmful. Raises ChildFailed."""

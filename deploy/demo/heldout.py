@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from itertools import accumulate
 from pathlib import Path
@@ -37,28 +37,29 @@ async def measure(
     snapshots: Mapping[str, Path],
     champion: str,
 ) -> Held:
-    """Evaluate every version once; equal adapters are not measured twice. `snapshots` are folders by update id."""
-    size = {"tasks": sizes.heldout_tasks, "samples": sizes.samples}
-    start, greedy = await _start_figures(agent, children, sizes)
+    """Evaluate every version once; the same bytes are not measured twice. `snapshots` are folders by update id."""
     heads = accepted_heads(facts)
-    known: dict[str | None, Evaluation] = {None: start}
+    marked = spread(heads[:-1], sizes.curve_points) + heads[-1:]
+    promoted = [update for _, update in heads if update.version == champion]
+    folders = {
+        u.digest: str(snapshots[u.update_id]) for u in [*promoted, *(u for _, u in marked)] if u.digest
+    }
+    known = stored_start(agent, sizes)
+    wanted = {"start": "", "greedy": "greedy"} if not known else {}
+    found = known | await children.evaluate(
+        wanted | folders, tasks=sizes.heldout_tasks, samples=sizes.samples
+    )
 
-    async def of(update: Update | None, name: str) -> Evaluation:
-        digest = update.digest if update is not None else None
-        if digest not in known:
-            assert update is not None
-            known[digest] = await children.evaluate(name, snapshots[update.update_id], **size)
-        return known[digest]
+    def of(update: Update | None) -> Evaluation:
+        return found[update.digest] if update is not None and update.digest else found["start"]
 
-    newest = heads[-1][1] if heads else None
-    trained = next((u for _, u in reversed(heads) if u.version == champion), None)
-    head = await of(newest, "head")
-    best = await of(trained, "champion")
-    curve = [
-        (rated, await of(update, f"after-{rated}"))
-        for rated, update in spread(heads[:-1], sizes.curve_points)
-    ]
-    return Held(start, greedy, head, best, [*curve, *([(heads[-1][0], head)] if heads else [])])
+    return Held(
+        start=found["start"],
+        greedy=found["greedy"],
+        head=of(heads[-1][1] if heads else None),
+        champion=of(promoted[-1] if promoted else None),
+        curve=[(rated, of(update)) for rated, update in marked],
+    )
 
 
 def accepted_heads(facts: Facts) -> list[tuple[int, Update]]:
@@ -82,19 +83,23 @@ def spread(heads: Sequence[tuple[int, Update]], count: int) -> list[tuple[int, U
     ]
 
 
-async def _start_figures(agent: AgentFile, children: Children, sizes: Sizes) -> tuple[Evaluation, Evaluation]:
-    """Of the start: those stored beside the model when they are of these bytes, tasks, samples and seed; else measured."""
+def stored_start(agent: AgentFile, sizes: Sizes) -> dict[str, Evaluation]:
+    """The start's figures kept beside the model, cut to the tasks asked for; {} when they are not of these bytes."""
     stored = agent.model.path / START_FIGURES
-    want = {"tasks": sizes.heldout_tasks, "samples": sizes.samples, "seed": children.seed}
-    if stored.exists():
-        found = json.loads(stored.read_text())
-        if found["digest"] == model_digest(agent) and all(
-            found["start"][key] == value for key, value in want.items()
-        ):
-            return as_evaluation(found["start"]), as_evaluation(found["greedy"])
-    start = await children.evaluate("start", None, tasks=want["tasks"], samples=want["samples"])
-    greedy = await children.evaluate("start-greedy", None, tasks=want["tasks"], samples=1, temperature=0.0)
-    return start, greedy
+    if not stored.exists():
+        return {}
+    record = json.loads(stored.read_text())
+    kept = {name: as_evaluation(record[name]) for name in ("start", "greedy")}
+    if record["digest"] != model_digest(agent) or kept["start"].samples != sizes.samples:
+        return {}
+    if any(evaluation.tasks < sizes.heldout_tasks for evaluation in kept.values()):
+        return {}
+    return {
+        name: replace(
+            evaluation, tasks=sizes.heldout_tasks, success=evaluation.success[: sizes.heldout_tasks]
+        )
+        for name, evaluation in kept.items()
+    }
 
 
 def model_digest(agent: AgentFile) -> str:

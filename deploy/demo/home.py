@@ -1,7 +1,9 @@
 """The demo's own state: it starts from nothing every time, and never deletes what it did not make."""
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -31,12 +33,21 @@ def fresh_home(home: Path) -> Path:
     return results
 
 
-def own_agent_file(source: Path, target: Path, *, min_updates: int | None) -> Path:
-    """The agent file itself, or a copy that offers after `min_updates` updates."""
-    if min_updates is None:
+SHORT_SECTIONS: Mapping[str, Mapping[str, Any]] = {
+    "episode": {"idle": "6s", "grace": "6s"},
+    "offer": {"min_updates": 1},
+    "training": {"batch": {"min_episodes": 24, "max_episodes": 24, "min_rated": 8, "min_users": 8}},
+}
+"""What `--short` changes: one small update is enough to go round once. It claims no learning."""
+
+
+def own_agent_file(source: Path, target: Path, *, short: bool) -> Path:
+    """The agent file itself, or for `--short` a copy that needs less of everything."""
+    if not short:
         return source
     raw = yaml.safe_load(source.read_text())
     raw["model"]["path"] = str((source.parent / raw["model"]["path"]).resolve())
-    raw["offer"] = {**raw.get("offer", {}), "min_updates": min_updates}
+    for name, section in SHORT_SECTIONS.items():
+        raw[name] = {**raw.get(name, {}), **section}
     target.write_text(yaml.safe_dump(raw, sort_keys=False))
     return target

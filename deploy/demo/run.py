@@ -26,7 +26,7 @@ from deploy.demo.report import write_report
 from deploy.demo.settle import settle
 from deploy.demo.sizes import Sizes, choose_sizes
 from deploy.demo.steering import Steering
-from deploy.demo.summary import Inputs, series, summarise, table
+from deploy.demo.summary import Inputs, series, shortcomings, summarise, table
 from deploy.machine import look
 from deploy.simulation.ledger import Ledger
 from deploy.simulation.pool import UserPool
@@ -51,7 +51,7 @@ class DemoOptions:
 
 
 class DemoFailed(RuntimeError):
-    """The demo ran, and its two stories differ; the text says where."""
+    """The demo ran, and something came of it that must never be; the text says what."""
 
 
 @dataclass(frozen=True)
@@ -72,9 +72,7 @@ def run(options: DemoOptions, console: Console) -> dict[str, Any]:
     sizes = choose_sizes(short=options.short, long=options.long, has_bfloat16=look().has_bfloat16)
     stack_settings = StackSettings()
     results = fresh_home(stack_settings.home)
-    agent_file = own_agent_file(
-        stack_settings.agent_file, results / "agent.yaml", min_updates=sizes.min_updates
-    )
+    agent_file = own_agent_file(stack_settings.agent_file, results / "agent.yaml", short=sizes.short)
     stack_settings = stack_settings.model_copy(update={"agent_file": agent_file})
     setting = Setting(options, sizes, stack_settings, load_agent_file(agent_file), results, began)
     stack = up.start(stack_settings, lambda ready: _say_well(console, ready))
@@ -84,10 +82,8 @@ def run(options: DemoOptions, console: Console) -> dict[str, Any]:
             _stay(stack, setting, console)
     finally:
         stack.stop()
-    if summary["mismatches"]:
-        raise DemoFailed(
-            "clients and product tell different stories: " + "; ".join(summary["mismatches"][:3])
-        )
+    if found := shortcomings(summary):
+        raise DemoFailed("; ".join(found[:4]))
     return summary
 
 
@@ -105,7 +101,7 @@ async def _play(setting: Setting, stack: up.Stack, console: Console) -> dict[str
     sabotage = None
     with Performance(pool, steering, stack, updates, console) as show:
         show.open_doors()
-        if sizes.sabotage:
+        if not sizes.short:
             await acts.learn(show, sizes)
             sabotage = await acts.sabotage(
                 show, sizes, children, champion=_champion(show, updates), out=results / "sabotage"

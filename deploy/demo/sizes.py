@@ -25,14 +25,13 @@ class Sizes:
     curve_points: int
     heldout_s: float
     """Expected time of all held-out evaluations, for the display."""
-    min_updates: int | None = None
-    """Overrides the agent file's `offer.min_updates`."""
-    sabotage: bool = True
+    short: bool = False
+    """Once round, its canary ended by hand, nothing sabotaged."""
 
 
 SHORT = Sizes(
-    rated=10_000, learn_s=130, trial_s=30, heldout_tasks=20, samples=1, curve_points=0, heldout_s=60,
-    min_updates=1, sabotage=False,
+    rated=10_000, learn_s=200, trial_s=12, heldout_tasks=20, samples=1, curve_points=0, heldout_s=60,
+    short=True,
 )  # fmt: skip
 STANDARD = Sizes(
     rated=600, learn_s=960, trial_s=420, heldout_tasks=200, samples=1, curve_points=2, heldout_s=240

@@ -59,6 +59,20 @@ def summarise(given: Inputs) -> dict[str, Any]:
     }
 
 
+def shortcomings(summary: Mapping[str, Any]) -> list[str]:
+    """What must never be, whatever was learned: any of these fails the demo."""
+    found = list(summary["mismatches"])
+    for section, names in (("requests", ("failed", "mixed_version")), ("ratings", ("lost", "doubled"))):
+        found += [f"{section}: {summary[section][name]} {name}" for name in names if summary[section][name]]
+    if not summary["updates"]["accepted"] + summary["updates"]["shrunk"]:
+        found.append("no update was accepted")
+    if summary["canaries"]["sabotage_rolled_back"] is False:
+        found.append("the sabotaged candidate was not rolled back")
+    if summary["canaries"]["sabotage_rolled_back"] is None and not summary["canaries"]["promoted"]:
+        found.append("no candidate came to be promoted")
+    return found
+
+
 def heldout(held: Held, *, seed: int) -> dict[str, Any]:
     """Success of each version with its interval, and the paired gains over the start."""
 
