@@ -75,7 +75,7 @@ def join(records: Iterable[Stamped], rules: JoinRules, *, now: int) -> Joined | 
         kept = unique.get(record.key)
         if kept is None or record.at < kept.at:
             unique[record.key] = record
-    ordered = sorted(unique.values(), key=lambda record: (record.at, record.key))
+    ordered = sorted(unique.values(), key=_time_order)
     replied = _reply_times(ordered)
     if not replied:
         return None
@@ -133,6 +133,12 @@ def _rating(record: Stamped, *, rules: JoinRules, replied: Mapping[str, int]) ->
         rater=feedback.rater,
         at=record.at,
     )
+
+
+def _time_order(record: Stamped) -> tuple[int, int, str]:
+    """Within one millisecond a reply comes before the opinion of it, and the end after both."""
+    kinds = (Interaction, Feedback, EpisodeEnd, Withdrawal)
+    return record.at, kinds.index(type(record.message)), record.key
 
 
 def _reply_times(records: Sequence[Stamped]) -> dict[str, int]:

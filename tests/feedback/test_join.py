@@ -41,6 +41,11 @@ def test_an_end_closes_it_at_once_and_at_its_own_time() -> None:
     assert (joined.closed_at, joined.revision) == (5_000, 1)
 
 
+def test_an_end_in_the_same_millisecond_as_the_reply_still_ends_it() -> None:
+    joined = closed(reply(0, at=5_000), Stamped(5_000, episode_end(5_000)), now=5_000)
+    assert (joined.closed_at, joined.revision) == (5_000, 1)
+
+
 def test_a_rating_before_the_close_is_part_of_the_first_revision() -> None:
     joined = closed(reply(0), thumb(False))
     assert (joined.revision, scores(joined)) == (1, [0.0])
