@@ -27,7 +27,7 @@ _TICK_S = 0.5
 _RETRY_S = (1.0, 2.0, 5.0, 10.0)  # between tries to fetch or load one version
 _KEEP_S = 60.0  # an adapter nobody wants stays loaded this long while there are slots
 
-Fetch = Callable[[str, Path], None]
+Fetch = Callable[[str, Path], Path]  # (uri, an empty folder to work in) -> where the files are
 
 
 class NotRoutable(Exception):
@@ -58,9 +58,9 @@ class AdapterCache:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
         try:
-            self._fetch(uri, temporary)
-            verify(temporary, digest=digest)
-            publish(temporary, final)
+            found = self._fetch(uri, temporary)
+            verify(found, digest=digest)
+            publish(found, final)
         except ManifestError as error:
             raise Refused(str(error)) from error
         finally:
@@ -70,15 +70,15 @@ class AdapterCache:
 def fetch_from_mlflow(tracking_uri: str) -> Fetch:
     """Downloads by MLflow, which is imported at the first use: that takes seconds."""
 
-    def fetch(uri: str, into: Path) -> None:
+    def fetch(uri: str, into: Path) -> Path:
         if uri.startswith("file://"):
-            shutil.copytree(uri.removeprefix("file://"), into, dirs_exist_ok=True)
-            return
+            return Path(shutil.copytree(uri.removeprefix("file://"), into, dirs_exist_ok=True))
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
-        import mlflow.artifacts
+        os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+        from mlflow.artifacts import download_artifacts
 
-        mlflow.artifacts.download_artifacts(artifact_uri=uri, dst_path=str(into), tracking_uri=tracking_uri)
+        return Path(download_artifacts(artifact_uri=uri, dst_path=str(into), tracking_uri=tracking_uri))
 
     return fetch
 

@@ -3,6 +3,7 @@
 Earlier ids are extended and never rendered again; a limit ends with one last round, never with an empty answer.
 """
 
+import json
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
@@ -112,15 +113,16 @@ class Agent:
             calls = self._calls(ask, draft)
             if not calls:
                 break
-            if any(call.name in ask.client_tools for call in calls):
-                self._hand_over(ask, transcript, draft, calls)
-                return
-            if budget.hit:
+            handed = _of_client(ask, draft, calls)
+            if budget.hit and not handed:
                 break
             async for event in self._run_tools(ask, draft, calls, budget):
                 yield event
-            ids = self._extend(draft)
-            if self._out_of_room(ids):
+            if handed:
+                transcript.client_calls = handed
+                break
+            ids = draft.prompt_ids + draft.token_ids + self._closing(draft) + self.template.open_turn()
+            if len(ids) >= self._max_context:
                 budget.hit = True
                 break
         for last in self._end(transcript, draft, budget):
@@ -177,21 +179,14 @@ class Agent:
         ]
         return list(parsed.calls)
 
-    def _hand_over(self, ask: Ask, transcript: Transcript, draft: Draft, calls: list[Call]) -> None:
-        """Calls of the client's own tools end the interaction; the client runs them."""
-        transcript.client_calls = [
-            noted
-            for noted, call in zip(draft.tool_calls, calls, strict=True)
-            if call.name in ask.client_tools
-        ]
-        transcript.finish, transcript.status = "tool_calls", Status.COMPLETED
-
     async def _run_tools(
         self, ask: Ask, draft: Draft, calls: list[Call], budget: _Budget
     ) -> AsyncGenerator[Event, None]:
         """Every call gets exactly one result, in order; over a limit the result says so."""
         budget.rounds -= 1
         for noted, call in zip(draft.tool_calls, calls, strict=True):
+            if _is_for_client(ask, call):
+                continue
             yield ToolStarted(call.name)
             outcome = await self._run_one(ask, noted, call, budget)
             draft.tool_results.append(outcome)
@@ -200,6 +195,9 @@ class Agent:
             budget.hit = True
 
     async def _run_one(self, ask: Ask, noted: ToolCall, call: Call, budget: _Budget) -> ToolOutcome:
+        if call.name in ask.client_tools:
+            problem = f"error: {call.error or 'the arguments cannot be read'}"
+            return ToolOutcome(call_id=noted.id, name=call.name, content=problem, fault="malformed")
         refused = self._over_limit(call, budget)
         if refused is not None:
             return ToolOutcome(call_id=noted.id, name=call.name or "invalid", content=refused, fault="limit")
@@ -226,19 +224,19 @@ class Agent:
         budget.calls -= 1
         return None
 
-    def _extend(self, draft: Draft) -> list[int]:
-        """The next prompt: these ids, the sampled ones, the results, and an open turn."""
-        template = self.template
-        ids = draft.prompt_ids + draft.token_ids + template.close_turn(draft.token_ids)
+    def _closing(self, draft: Draft) -> list[int]:
+        """What follows the sampled ids: the end of the turn, and the results of its calls."""
+        ids = list(self.template.close_turn(draft.token_ids))
         for outcome in draft.tool_results:
-            ids += template.tool_result(outcome.name, outcome.content)
-        return ids + template.open_turn()
-
-    def _out_of_room(self, ids: list[int]) -> bool:
-        return len(ids) >= self._max_context
+            ids += self.template.tool_result(outcome.name, outcome.content)
+        return ids
 
     def _end(self, transcript: Transcript, draft: Draft, budget: _Budget) -> list[TextDelta]:
         """How it ended; an answer with nothing to see becomes a fixed sentence."""
+        transcript.tail = self._closing(draft)
+        if transcript.client_calls:
+            transcript.status, transcript.finish = Status.COMPLETED, "tool_calls"
+            return []
         limited = budget.hit and (bool(draft.tool_calls) or not draft.token_ids)
         transcript.status = Status.LIMITED if limited else Status.COMPLETED
         if budget.hit:
@@ -254,3 +252,17 @@ def _stop_reason(finish: str) -> Any:
     if finish in ("stop", "length"):
         return finish
     raise EngineBroken(f"the engine ended the turn with {finish[:40]!r}")
+
+
+def _is_for_client(ask: Ask, call: Call) -> bool:
+    """A call that the client runs; one that cannot be read is answered here."""
+    return call.name in ask.client_tools and call.error is None and call.arguments_json is not None
+
+
+def _of_client(ask: Ask, draft: Draft, calls: list[Call]) -> list[ToolCall]:
+    """The calls that end the interaction, with arguments in JSON as clients expect them."""
+    return [
+        noted.model_copy(update={"arguments": json.dumps(call.arguments_json, ensure_ascii=False)})
+        for noted, call in zip(draft.tool_calls, calls, strict=True)
+        if _is_for_client(ask, call)
+    ]

@@ -182,7 +182,6 @@ class Opener:
         template = self._template
         if found.parent is not None:
             ids = list(found.parent.ids)
-            ids += template.close_turn(ids)
             starts = [*found.parent.starts, len(ids)]
             ids += history.render(template, said[found.at + 1 :])
         else:

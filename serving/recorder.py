@@ -106,7 +106,7 @@ class Recorder:
         return len(rows)
 
     def _extendable(self, opening: Opening, transcript: Transcript) -> tuple[Answer | None, str | None]:
-        if not transcript.exact or not transcript.drafts:
+        if not transcript.extendable or not transcript.drafts:
             return None, None
         calls = [(call.name, call.arguments) for call in transcript.client_calls]
         thread = history.follow(opening.thread, history.answer(transcript.delivered, calls))

@@ -57,12 +57,14 @@ class Transcript:
     finish: Finish = "stop"
     flags: list[str] = field(default_factory=list)
     first_token_at: float | None = None
+    tail: list[int] = field(
+        default_factory=list
+    )  # what closes the last turn, results of its own calls included
 
     @property
-    def exact(self) -> bool:
-        """Whether what was delivered is what was sampled, so that its ids may be extended."""
-        shown = [draft.shown_text for draft in self.drafts if draft.shown_text]
-        return self.status in (Status.COMPLETED, Status.LIMITED) and self.delivered == SEPARATOR.join(shown)
+    def extendable(self) -> bool:
+        """Whether its ids may be extended: it ended by itself, and all that was sampled to be shown was delivered."""
+        return self.status in (Status.COMPLETED, Status.LIMITED)
 
     def keep_delivered(self, characters: int) -> None:
         """Only this much of the text reached the client: what it did not see is not recorded as seen."""
@@ -78,9 +80,9 @@ class Transcript:
             left -= len(draft.shown_text)
 
     def ids(self) -> list[int]:
-        """Prompt and tokens of the last turn: the whole episode in ids."""
+        """The whole episode in ids, its last turn closed: the next message may follow."""
         last = self.drafts[-1]
-        return last.prompt_ids + last.token_ids
+        return last.prompt_ids + last.token_ids + self.tail
 
     def usage(self) -> Usage:
         """Tokens of all turns."""

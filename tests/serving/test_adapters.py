@@ -213,7 +213,7 @@ async def test_credits_are_shown_with_their_episode(tmp_path: Path) -> None:
 def test_the_cache_never_shows_half_an_adapter(tmp_path: Path) -> None:
     ref = write_adapter(tmp_path / "made", named(1))
 
-    def interrupted(uri: str, into: Path) -> None:
+    def interrupted(uri: str, into: Path) -> Path:
         (into / WEIGHTS).write_bytes(b"half")
         raise OSError("the registry went away")
 
@@ -222,9 +222,10 @@ def test_the_cache_never_shows_half_an_adapter(tmp_path: Path) -> None:
         cache.folder(ref)
     assert list((tmp_path / "adapters").iterdir()) == []
 
-    def wrong(uri: str, into: Path) -> None:
+    def wrong(uri: str, into: Path) -> Path:
         shutil.copytree(Path(uri.removeprefix("file://")), into, dirs_exist_ok=True)
         (into / "stale.bin").write_bytes(b"old")
+        return into
 
     with pytest.raises(Refused):
         AdapterCache(tmp_path, wrong).folder(ref)
