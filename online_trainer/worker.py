@@ -366,7 +366,7 @@ def _control(trainer: Trainer, taken: Taken, judgement: Judgement, assigned: Ass
     if made.step is None:
         return
     measured = made.step.outcome.measures
-    progress.rate = progress.rate.after(measured.k3_old, made.decision)
+    progress.rate = progress.rate.after(measured.k3_old, made.decision, made.reasons)
     if math.isfinite(measured.kl_ref):
         progress.beta = progress.beta.after(measured.kl_ref, len(taken.experiences))
     progress.pause = progress.pause.after(made.decision, made.reasons, now_ms=trainer.now(), settings=trust)
