@@ -26,7 +26,7 @@ BATCH = 256
 
 @dataclass(frozen=True)
 class Returns:
-    """Every turn of the episodes with a known outcome: its place, its episode, its Monte-Carlo return."""
+    """Every turn up to the outcome, of the episodes that have one: its place, its episode, its Monte-Carlo return."""
 
     index_N: torch.Tensor
     episodes: tuple[str, ...]
@@ -70,12 +70,21 @@ def known_returns(replay: Replay, *, weights: Weights, training: Training) -> Re
     reward_EH, mask_EH = _padded(priced)
     bootstrap_E = torch.zeros(len(lessons))
     return_EH = returns(reward_EH, mask_EH=mask_EH, bootstrap_E=bootstrap_E, gamma=training.turn.gamma)
+    work_EH = _before_outcome(lessons, mask_EH)
     return Returns(
-        index_N=torch.arange(mask_EH.shape[1]).expand_as(mask_EH)[mask_EH],
-        episodes=tuple(lesson.episode_id for lesson in lessons for _ in lesson.ends),
-        return_N=return_EH[mask_EH],
-        state_NF=torch.cat([replay.features[lesson.episode_id].state_TF for lesson in lessons]).float(),
+        index_N=torch.arange(mask_EH.shape[1]).expand_as(mask_EH)[work_EH],
+        episodes=tuple(lesson.episode_id for lesson in lessons for _ in range(lesson.outcome_turn + 1)),
+        return_N=return_EH[work_EH],
+        state_NF=torch.cat(
+            [replay.features[lesson.episode_id].state_TF[: lesson.outcome_turn + 1] for lesson in lessons]
+        ).float(),
     )
+
+
+def _before_outcome(lessons: Sequence[Lesson], mask_EH: torch.Tensor) -> torch.Tensor:
+    """Turns up to the one where the outcome lands: a courtesy after it has no outcome to expect."""
+    end_E = torch.tensor([lesson.outcome_turn for lesson in lessons])
+    return mask_EH & (torch.arange(mask_EH.shape[1]) <= end_E[:, None])
 
 
 def train_critic(critic: Critic, known: Returns | None, *, steps: int, generator: torch.Generator) -> float:
@@ -115,8 +124,9 @@ def assign(
     reward_EH, mask_EH = _padded(priced)
     value_EH = torch.zeros_like(reward_EH)
     value_EH[mask_EH] = baseline.value_N
+    value_EH = torch.where(_before_outcome(batch, mask_EH), value_EH, 0.0)
     reward_EH, value_EH = _outcome_of_the_silent(
-        batch, reward_EH, value_EH, mask_EH=mask_EH, trusted=baseline.replay_share < 1.0
+        batch, reward_EH, value_EH, trusted=baseline.replay_share < 1.0
     )
     rule: Credit = MonteCarlo(training.turn.gamma)
     if training.credit == "gae":
@@ -139,7 +149,6 @@ def _outcome_of_the_silent(
     reward_EH: torch.Tensor,
     value_EH: torch.Tensor,
     *,
-    mask_EH: torch.Tensor,
     trusted: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The missing outcome is the baseline: V of the last turn where a critic is trusted, else no baseline and no outcome.
@@ -150,9 +159,9 @@ def _outcome_of_the_silent(
     if not trusted:
         return reward_EH, torch.where(silent_E[:, None], 0.0, value_EH)
     reward_EH = reward_EH.clone()
-    last_E = mask_EH.sum(dim=1) - 1
+    end_E = torch.tensor([lesson.outcome_turn for lesson in batch])[silent_E]
     rows_E = torch.arange(len(batch))[silent_E]
-    reward_EH[rows_E, last_E[silent_E]] += value_EH[rows_E, last_E[silent_E]]
+    reward_EH[rows_E, end_E] += value_EH[rows_E, end_E]
     return reward_EH, value_EH
 
 

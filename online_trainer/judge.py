@@ -88,7 +88,7 @@ def _unrated(lesson: Lesson) -> list[int]:
         for at, (ends, channels) in enumerate(zip(lesson.ends, lesson.channels, strict=True))
         if ends
         and not (channels.rating is not None and channels.tau >= 1.0)
-        and not (lesson.outcome_reward is not None and at == lesson.answer)
+        and not (lesson.outcome_reward is not None and at == lesson.outcome_turn)
     ]
 
 
@@ -100,7 +100,7 @@ def _labels(replay: Replay, *, thumbs_only: bool) -> Labels:
         if features is None:
             continue
         if lesson.thumb is not None:
-            found.append((features.answer_TG[lesson.answer], lesson.rater, float(lesson.thumb)))
+            found.append((features.answer_TG[lesson.outcome_turn], lesson.rater, float(lesson.thumb)))
         if not thumbs_only:
             found += [
                 (features.answer_TG[at], lesson.rater, float(channels.rating > 0))

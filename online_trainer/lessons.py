@@ -17,7 +17,7 @@ from online_trainer.features import Features, Survey
 
 
 class Lesson(BaseModel):
-    """An episode without its ids."""
+    """An episode without its ids. Turns after `outcome_turn` are courtesies that nobody rates."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -28,6 +28,7 @@ class Lesson(BaseModel):
     channels: tuple[Channels, ...]
     thumb: int | None
     outcome_reward: float | None
+    outcome_turn: int
 
     @classmethod
     def of(cls, experience: Experience) -> Lesson:
@@ -39,16 +40,14 @@ class Lesson(BaseModel):
             channels=tuple(priced.channels for priced in experience.turns),
             thumb=experience.thumb,
             outcome_reward=experience.outcome_reward,
+            outcome_turn=len(experience.turns) - 1
+            if experience.outcome_turn is None
+            else experience.outcome_turn,
         )
-
-    @property
-    def answer(self) -> int:
-        """The turn that a thumb on the episode judges: the one that ends its last interaction."""
-        return max((number for number, ends in enumerate(self.ends) if ends), default=len(self.ends) - 1)
 
 
 def rewards(lesson: Lesson, rho: Mapping[int, float], *, weights: Weights, clip: float) -> tuple[float, ...]:
-    """Reward of each turn (algorithms.md 9.2): clip(q + f + progress + length), the known outcome added at the last.
+    """Reward of each turn (algorithms.md 9.2): clip(q + f + progress + length), the known outcome added at its turn.
 
     q = (1 - tau) rho + tau u, where the reward model's rho is 0 for turns it does not price.
     """
@@ -64,7 +63,7 @@ def rewards(lesson: Lesson, rho: Mapping[int, float], *, weights: Weights, clip:
         )
         priced.append(max(-clip, min(clip, total)))
     if priced and lesson.outcome_reward is not None:
-        priced[-1] += weights.outcome * lesson.outcome_reward
+        priced[lesson.outcome_turn] += weights.outcome * lesson.outcome_reward
     return tuple(priced)
 
 

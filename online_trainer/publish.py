@@ -149,6 +149,12 @@ class Publisher:
         folder = self.registry.download(uri, digest, into=self._folders / f"fetched-{name}")
         return read_adapter(folder)
 
+    def finished(self, done: Published) -> None:
+        """MLflow has it."""
+        with self._changed:
+            self._queue.pop(done.publication.update.update_id, None)
+            self._done.append(done)
+
     def results(self) -> list[Published]:
         """What was finished since the last call."""
         with self._changed:
@@ -175,9 +181,7 @@ class Publisher:
             wait_s = self._retry_s
             if done.version is not None:
                 self._reserved = max(self._reserved, version_number(done.version))
-            with self._changed:
-                self._queue.pop(publication.update.update_id, None)
-                self._done.append(done)
+            self.finished(done)
 
     def _next(self) -> Publication | None:
         """The oldest publication, waiting for one; None when stopping."""

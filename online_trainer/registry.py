@@ -90,6 +90,7 @@ class Registry:
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", str(int(timeout_s)))
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
         os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+        os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
 
     @_reachable
     def log_update(
@@ -131,6 +132,7 @@ class Registry:
             source=logged_uri,
             model_id=logged_uri.removeprefix("models:/"),
             tags={**tags, VERSION: version, DIGEST: digest},
+            await_creation_for=0,
         )
         first = min(self._search(f"tags.`{VERSION}` = '{version}'"), key=lambda found: found.number)
         if first.number != int(made.version):
@@ -181,7 +183,9 @@ class Registry:
         into.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(dir=into.parent, prefix=f".{into.name}."))
         try:
-            found = download_artifacts(artifact_uri=uri, dst_path=str(temporary), tracking_uri=self._uri)
+            # A `models:/m-…` address is looked up on mlflow's global server, whatever `tracking_uri` says.
+            where = self._connect().get_logged_model(uri.removeprefix("models:/")).artifact_location
+            found = download_artifacts(artifact_uri=where, dst_path=str(temporary), tracking_uri=self._uri)
             verify(Path(found), digest=digest)
             Path(found).rename(into)
         finally:
