@@ -190,10 +190,14 @@ async def test_own_calls_beside_a_clients_one_are_run_before_it_is_handed_over(
     draft = transcript.drafts[0]
     assert [outcome.content for outcome in draft.tool_results] == ["hi"]
     result = template.tool_result("echo", "hi")
-    assert transcript.ids() == draft.prompt_ids + draft.token_ids + template.close_turn(draft.token_ids) + result
+    assert (
+        transcript.ids() == draft.prompt_ids + draft.token_ids + template.close_turn(draft.token_ids) + result
+    )
 
 
-async def test_an_unreadable_call_of_a_clients_tool_is_answered_here(template: Template, tmp_path: Path) -> None:
+async def test_an_unreadable_call_of_a_clients_tool_is_answered_here(
+    template: Template, tmp_path: Path
+) -> None:
     sampler = Scripted("<tool_call>mine(x</tool_call>", "Done.")
     transcript, _ = await run(make(template, tmp_path), sampler, client_tools={"mine": ("value",)})
     assert transcript.drafts[0].tool_results[0].fault == "malformed"
