@@ -65,9 +65,8 @@ def collect(bus: Bus) -> Facts:
     for value in _values(bus, CREDITS):
         credit = Credit.from_bytes(value)
         facts.credits[credit.episode_id, credit.update_id] = credit
-    facts.splits = sorted(
-        (TrafficSplit.from_bytes(v) for v in _values(bus, TRAFFIC_SPLITS)), key=lambda s: s.generation
-    )
+    splits = {split.generation: split for split in map(TrafficSplit.from_bytes, _values(bus, TRAFFIC_SPLITS))}
+    facts.splits = [splits[generation] for generation in sorted(splits)]
     return facts
 
 
