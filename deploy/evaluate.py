@@ -107,6 +107,18 @@ def evaluate(
 ) -> Iterator[tuple[str, Evaluation]]:
     """Sample every task `samples` times (greedy: once) under each version. ManifestError on a damaged folder."""
     from online_trainer.policy import load_base
+
+    base = load_base(agent.model.path, dtype=torch_float32())
+    for version in versions:
+        with under_adapter(base, version.adapter) as model:
+            found = conduct_of(agent, model, version, tasks=tasks, samples=samples, seed=seed)
+        yield version.name, found
+
+
+def conduct_of(
+    agent: AgentFile, model: Any, version: Version, *, tasks: int, samples: int, seed: int = HELDOUT_SEED
+) -> Evaluation:
+    """What a causal model does on the held-out tasks, at the version's temperature."""
     from tools.template import load_template
     from tools.toolbox import Toolbox, ToolLimits
 
@@ -114,15 +126,10 @@ def evaluate(
     limits = ToolLimits(agent.limits.tool_s, agent.limits.tool_output_tokens)
     specs = [spec for spec in agent.tools if isinstance(spec, str)]
     toolbox = Toolbox.load(specs, limits, template.count)
-    base = load_base(agent.model.path, dtype=torch_float32())
-    for version in versions:
-        times = samples if version.temperature else 1
-        desks = [
-            [Desk(agent, template, toolbox, task_seed=task) for _ in range(times)] for task in range(tasks)
-        ]
-        with under_adapter(base, version.adapter) as model:
-            _sample(agent, model, template, desks, temperature=version.temperature, seed=seed)
-        yield version.name, _count(desks, seed=seed, temperature=version.temperature)
+    times = samples if version.temperature else 1
+    desks = [[Desk(agent, template, toolbox, task_seed=task) for _ in range(times)] for task in range(tasks)]
+    _sample(agent, model, template, desks, temperature=version.temperature, seed=seed)
+    return _count(desks, seed=seed, temperature=version.temperature)
 
 
 def _sample(

@@ -22,6 +22,7 @@ class Children:
 
     folder: Path
     agent_file: Path
+    kafka: str
     seed: int
 
     async def evaluate(
@@ -45,7 +46,7 @@ class Children:
         await self._run(
             "sabotage",
             *("-m", "deploy.demo.sabotage", "--agent", str(self.agent_file), "--out", str(out), *chosen),
-            *("--seed", str(self.seed)),
+            *("--seed", str(self.seed), "--kafka", self.kafka),
         )
         found: dict[str, Any] = json.loads(out.with_suffix(".json").read_text())
         return found

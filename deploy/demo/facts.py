@@ -52,11 +52,7 @@ def collect(bus: Bus) -> Facts:
     for value in _values(bus, FEEDBACK):
         given = Feedback.from_bytes(value)
         facts.conflicting += int(facts.feedback.setdefault((given.id, given.revision), given) != given)
-    for value in _values(bus, EXPERIENCES):
-        experience = Experience.from_bytes(value)
-        known = facts.experiences.get(experience.episode_id)
-        if known is None or experience.revision >= known.revision:
-            facts.experiences[experience.episode_id] = experience
+    facts.experiences = experiences(bus)
     for value in _values(bus, UPDATES):
         update = Update.from_bytes(value)
         known_update = facts.updates.get(update.update_id)
@@ -68,6 +64,17 @@ def collect(bus: Bus) -> Facts:
     splits = {split.generation: split for split in map(TrafficSplit.from_bytes, _values(bus, TRAFFIC_SPLITS))}
     facts.splits = [splits[generation] for generation in sorted(splits)]
     return facts
+
+
+def experiences(bus: Bus) -> dict[str, Experience]:
+    """The newest revision of each episode, in the order in which episodes first closed."""
+    newest: dict[str, Experience] = {}
+    for value in _values(bus, EXPERIENCES):
+        experience = Experience.from_bytes(value)
+        known = newest.get(experience.episode_id)
+        if known is None or experience.revision >= known.revision:
+            newest[experience.episode_id] = experience
+    return newest
 
 
 def _values(bus: Bus, topic: str) -> Iterable[bytes]:

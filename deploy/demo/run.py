@@ -91,10 +91,11 @@ async def _play(setting: Setting, stack: up.Stack, console: Console) -> dict[str
     """From a healthy stack to a written report."""
     results, sizes, home = setting.results, setting.sizes, setting.stack.home
     key = ensure_key(home)
-    bus = KafkaBus(stack.plan.environment["RATCHET_KAFKA"], client_id="demo")
+    kafka = stack.plan.environment["RATCHET_KAFKA"]
+    bus = KafkaBus(kafka, client_id="demo")
     updates = UpdateTail(bus, home / "trainer" / "adapters", results / "heads")
     steering = Steering(deploy_address(setting.stack), key)
-    children = Children(results, setting.stack.agent_file, setting.options.seed)
+    children = Children(results, setting.stack.agent_file, kafka, setting.options.seed)
     talk = Talk(f"{serving_address(setting.stack)}/v1", key, model=setting.agent.agent)
     ledger = Ledger(results / "clients.jsonl")
     pool = UserPool(talk, ledger, seed=setting.options.seed)
