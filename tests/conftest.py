@@ -16,6 +16,7 @@ from deploy.up import is_well
 from feedback.agent_file import AgentFile, load_agent_file
 from tests.running import free_port, free_ports, running
 
+SETTINGS = ("RATCHET_", "DEPLOY_", "SERVING_", "FEEDBACK_", "TRAINER_", "MLFLOW_")
 SLOW_KINDS = ("crash", "soak", "browser", "deployment")
 ENGINE_START_S = 300.0
 
@@ -26,6 +27,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help=f"all tests marked {', '.join(SLOW_KINDS)}, not one of each",
     )
+
+
+def pytest_configure() -> None:
+    """Tests never see the settings, the stack or the database of the person who runs them."""
+    for name in [name for name in os.environ if name.startswith(SETTINGS)]:
+        del os.environ[name]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

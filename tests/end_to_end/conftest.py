@@ -24,7 +24,6 @@ PORTS = (
     "DEPLOY_MLFLOW_PORT",
     "DEPLOY_ENGINE_PORT",
 )
-NAMED = ("RATCHET_KAFKA", "MLFLOW_TRACKING_URI", "SERVING_ENGINES", "RATCHET_AGENT", "RATCHET_API_KEYS")
 
 
 @dataclass(frozen=True)
@@ -75,10 +74,9 @@ class LiveStack:
 
 
 def environment_for(home: Path) -> dict[str, str]:
-    """Free ports, an own home, and nothing named by an address."""
-    kept = {name: value for name, value in os.environ.items() if name not in NAMED}
+    """Free ports and an own home; the operator's settings are gone already (tests/conftest.py)."""
     ports = dict(zip(PORTS, map(str, free_ports(len(PORTS))), strict=True))
-    return {**kept, **ports, "RATCHET_HOME": str(home)}
+    return {**os.environ, **ports, "RATCHET_HOME": str(home)}
 
 
 @pytest.fixture(scope="session")
