@@ -4,6 +4,7 @@ import asyncio
 import logging
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -12,6 +13,7 @@ import uvloop
 
 from feedback.agent_file import AgentFileError
 from feedback.kafka import KafkaBus
+from serving.adapters import warm_mlflow
 from serving.app import create_app
 from serving.assembly import running
 from serving.auth import KeyFileError
@@ -39,6 +41,7 @@ async def serve(settings: Settings) -> None:
     bus = KafkaBus(settings.kafka, "ratchet-serving")
     try:
         async with running(settings, bus) as gateway:
+            threading.Thread(target=warm_mlflow, name="warm-mlflow", daemon=True).start()
             config = uvicorn.Config(
                 create_app(gateway, max_body=settings.max_body),
                 host=settings.host,

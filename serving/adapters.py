@@ -67,6 +67,11 @@ class AdapterCache:
             shutil.rmtree(temporary, ignore_errors=True)
 
 
+def warm_mlflow() -> None:
+    """Import MLflow (ten seconds on a slow core) while there is nothing else to do."""
+    import mlflow.artifacts  # noqa: F401
+
+
 def fetch_from_mlflow(tracking_uri: str) -> Fetch:
     """Downloads by MLflow, which is imported at the first use: that takes seconds."""
 

@@ -55,7 +55,8 @@ async def running(
     """A gateway with its writer, drainer, listener and reconciler at work."""
     agent_file = load_agent_file(settings.agent)
     database = open_database("serving", home=settings.home, url=settings.database or None)
-    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=30)
+    # Shorter than the 5 s after which a vLLM server closes idle connections.
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=2)
     async with aiohttp.ClientSession(connector=connector) as session:
         gateway, drainer = _build(settings, agent_file, database, session, clock=clock, bus=bus, fetch=fetch)
         listener = Listener(gateway.news, bus, _on_split(gateway))

@@ -197,9 +197,17 @@ def validate(kind: type[B], value: Any, *, status: int = 400, prefix: str = "") 
     try:
         return kind.model_validate(value)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
+        first = _deepest(error.errors(include_url=False, include_input=False))
         where = _path(prefix, first["loc"])
         raise ApiError(status, f"{where}: {first['msg']}", code="invalid_value", param=where) from error
+
+
+def _deepest(faults: list[Any]) -> Any:
+    """The first fault; where a field may be several things, the one that got furthest."""
+    field = faults[0]["loc"][:-1]
+    return max(
+        (each for each in faults if each["loc"][: len(field)] == field), key=lambda each: len(each["loc"])
+    )
 
 
 def _path(prefix: str, steps: tuple[str | int, ...]) -> str:

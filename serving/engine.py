@@ -25,6 +25,10 @@ class EngineDown(EngineError):
     """Nobody answers, or it fails before the first token: another replica or a later try may work."""
 
 
+class EngineSlow(EngineDown):
+    """It is there and did not answer in time: it may only be busy."""
+
+
 class EngineBusy(EngineError):
     """It asks us to come back later."""
 
@@ -83,12 +87,7 @@ class Engine:
             **params,
         }
         try:
-            async with self._session.post(
-                f"{self.url}/v1/completions",
-                data=orjson.dumps(body),
-                headers={"Content-Type": "application/json"},
-                timeout=self._stream_timeout,
-            ) as response:
+            async with await self._post_stream(orjson.dumps(body)) as response:
                 if response.status != 200:
                     raise await _refusal(response)
                 parser, finished = EventParser(), False
@@ -102,10 +101,26 @@ class Engine:
                             yield sampled
                 if not finished:
                     raise EngineBroken("the engine's stream ended in the middle")
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise EngineDown("the engine cannot be reached") from error
         except (aiohttp.ClientError, TimeoutError) as error:
             raise EngineBroken("the engine's stream broke off") from error
+
+    async def _post_stream(self, data: bytes) -> aiohttp.ClientResponse:
+        """Begin a completion. A kept connection that the server had just closed is tried once more, on a new one."""
+        kept = True
+        while True:
+            try:
+                return await self._session.post(
+                    f"{self.url}/v1/completions",
+                    data=data,
+                    headers={"Content-Type": "application/json"},
+                    timeout=self._stream_timeout,
+                )
+            except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+                raise EngineDown("the engine cannot be reached") from error
+            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
+                if not kept:
+                    raise EngineDown("the engine closed the connection") from error
+                kept = False
 
     async def score(self, prompt_ids: Sequence[int], *, model: str) -> list[float]:
         """Log-probability at T = 1 of each id from index 1 on."""
@@ -171,7 +186,9 @@ class Engine:
                 if response.status != 200:
                     raise await _refusal(response)
                 text = await response.text()
-        except (aiohttp.ClientError, TimeoutError) as error:
+        except TimeoutError as error:
+            raise EngineSlow("the engine does not answer in time") from error
+        except aiohttp.ClientError as error:
             raise EngineDown("the engine cannot be reached") from error
         try:
             return json.loads(text)

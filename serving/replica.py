@@ -12,7 +12,7 @@ from pathlib import Path
 
 from feedback.manifest import PROBE
 from feedback.schemas import AdapterRef
-from serving.engine import Card, Engine, EngineBroken, EngineError
+from serving.engine import Card, Engine, EngineBroken, EngineError, EngineSlow
 
 _log = logging.getLogger(__name__)
 
@@ -20,6 +20,7 @@ AGREES = 0.02  # mean |difference| to the trainer's log-probabilities that is st
 DIFFERS = 1e-6  # mean |difference| to the base below which an adapter does nothing
 _SHARP = -0.2  # log-probability at T = 0.01 that only raw mode falls below
 _CHECKED_TOKENS = 4
+_PATIENCE = 12  # looks in a row without an answer before a busy engine counts as gone
 
 
 class Refused(Exception):
@@ -63,6 +64,7 @@ class Replica:
         self._base_version, self._check_prompt = base_version, tuple(check_prompt)
         self._slots_needed = slots_needed
         self._base: str | None = None
+        self._slow = 0
         self._base_scores: dict[tuple[int, ...], list[float]] = {}
 
     async def refresh(self) -> None:
@@ -72,7 +74,11 @@ class Replica:
             self._take(cards)
             if self.problem is not None:
                 await self._check()
-            self.problem = None
+            self.problem, self._slow = None, 0
+        except EngineSlow as error:
+            self._slow += 1
+            if self.problem is not None or self._slow >= _PATIENCE:
+                self._fail(str(error))
         except EngineError as error:
             self._fail(str(error))
         except Unfit as error:

@@ -76,6 +76,8 @@ class StubEngine:
     load_s: float = 0.0
     inert: bool = False  # adapters are accepted and have no effect
     raw_logprobs: bool = False  # started without --logprobs-mode processed_logprobs
+    models_s: float = 0.0  # before it lists its models
+    hang_up_once: bool = False  # the next completion meets a closed connection
     most_loaded: int = 0
 
     def app(self) -> web.Application:
@@ -113,6 +115,7 @@ class StubEngine:
         return web.Response(text=f"{line} {time.time()}\n")
 
     async def _models(self, _: web.Request) -> web.Response:
+        await asyncio.sleep(self.models_s)
         cards = [{"id": self.base, "object": "model", "root": "/model", "parent": None}]
         cards += [
             {"id": name, "object": "model", "root": path, "parent": self.base}
@@ -154,6 +157,11 @@ class StubEngine:
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         body = orjson.loads(await request.read())
+        if self.hang_up_once:
+            self.hang_up_once = False
+            assert request.transport is not None
+            request.transport.close()
+            return web.Response()
         model, prompt = body["model"], list(body["prompt"])
         if model != self.base and model not in self.adapters:
             return _error(404, f"The model `{model}` does not exist.")

@@ -229,3 +229,22 @@ async def test_other_clients_are_served_while_one_engine_stalls(tmp_path: Path) 
         assert (await here.chat("Hi")).status_code == 200
         response: httpx.Response = await stalled
         assert response.status_code == 502
+
+
+async def test_an_engine_that_is_only_slow_to_list_its_models_keeps_its_traffic(tmp_path: Path) -> None:
+    async with world(tmp_path) as here:
+        here.stub.models_s = 6.0  # over the look's own limit of 5 s
+        replica = here.gateway.adapters.replicas[0]
+        looked = asyncio.create_task(replica.refresh())
+        assert (await here.chat("Hi")).status_code == 200
+        await looked
+        assert replica.problem is None and (await here.chat("Hi")).status_code == 200
+
+
+async def test_a_kept_connection_that_the_engine_closed_costs_nothing(tmp_path: Path) -> None:
+    """vLLM closes idle connections after 5 s; the request that meets such a one is sent again."""
+    async with world(tmp_path) as here:
+        for _ in range(3):
+            here.stub.hang_up_once = True
+            assert (await here.chat("Hi")).status_code == 200
+            assert not here.stub.hang_up_once
