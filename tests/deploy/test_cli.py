@@ -26,14 +26,6 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("RATCHET_HOME", str(home))
     monkeypatch.setenv("DEPLOY_PORT", str(free_port()))
     monkeypatch.setenv("SERVING_PORT", str(free_port()))
-    for name in (
-        "RATCHET_AGENT",
-        "RATCHET_API_KEY",
-        "RATCHET_KAFKA",
-        "MLFLOW_TRACKING_URI",
-        "SERVING_ENGINES",
-    ):
-        monkeypatch.delenv(name, raising=False)
     return home
 
 
