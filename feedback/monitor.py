@@ -17,7 +17,7 @@ class Monitor:
         self.episodes = self._counter("episodes_joined", "Episodes closed, by outcome.", "outcome")
         self.experiences = self._counter("experiences", "Experiences emitted, by why not trained.", "reason")
         self.lag = self._gauge("bus_consumer_lag_messages", "Records not yet read.", "topic", "group")
-        self.outbox = self._gauge("outbox_depth", "Records that wait for the bus.")
+        self.outbox = self._gauge("outbox_depth_messages", "Records that wait for the bus.")
         self.unmatched = self._gauge("episodes_unmatched", "Episodes with feedback and no interaction yet.")
         self.agreement = self._gauge("implicit_agreement_ratio", "Words that agree with thumbs.")
         self.pairs = self._gauge("implicit_pairs", "Answers with both a thumb and words.")

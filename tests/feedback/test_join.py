@@ -92,6 +92,12 @@ def test_the_same_rating_three_times_is_one() -> None:
     assert scores(closed(reply(0), thumb(), thumb(), thumb())) == [1.0]
 
 
+def test_within_one_id_the_revision_decides_even_against_the_time() -> None:
+    newer = thumb(False, at=2_000, revision=2, op="update", received_at=1)
+    older = thumb(True, at=2_500, revision=1, received_at=2)
+    assert scores(closed(reply(0), newer, older)) == [0.0]
+
+
 def test_a_retry_under_a_new_id_replaces_and_does_not_add() -> None:
     again = thumb(False, at=2_500, id="fb_2")
     assert scores(closed(reply(0), thumb(), again)) == [0.0]
