@@ -50,6 +50,7 @@ class Intake:
         self._outbox = outbox
         self._partitions = partitions
         self._poll_s = poll_s
+        self._is_away = False
         self._reader: Reader | None = None
         self._positions: dict[Partition, int] = {}
         self._read_until: dict[Partition, int] = {}
@@ -63,9 +64,14 @@ class Intake:
         except TopicMismatch:
             raise
         except BusError as error:
-            log.warning("the bus is away: %s", error)
+            if not self._is_away:
+                log.warning("the bus is away: %s", error)
+            self._is_away = True
             time.sleep(self._poll_s)
             return Batch((), {}, {})
+        if self._is_away:
+            log.warning("the bus is back")
+        self._is_away = False
         for record in records:
             self._read_until[record.topic, record.partition] = record.timestamp_ms
         marks = {where: None if left <= 0 else self._read_until.get(where, 0) for where, left in lag.items()}

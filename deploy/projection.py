@@ -5,6 +5,7 @@ Nobody reads them back. A thread of its own writes them, so MLflow being slow or
 
 import logging
 import threading
+import time
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -26,7 +27,10 @@ class Registrar(Protocol):
 
 
 class Projection:
-    """Writes the aliases whenever they differ from what was written last; `down` is what the registry raises when away."""
+    """Writes the aliases whenever they differ from what was written last, and again every `repeat_s` whoever else moved them.
+
+    `down` is what the registry raises when it is away.
+    """
 
     def __init__(
         self,
@@ -45,6 +49,7 @@ class Projection:
         self._wake = threading.Event()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="alias-projection", daemon=True)
+        self._written_at = 0.0
         self.written: Aliases | None = None
 
     def start(self) -> None:
@@ -66,22 +71,22 @@ class Projection:
             if ledger.newest_split(conn) is None:
                 return True
             wanted = wanted_aliases(conn)
-        if wanted == self.written:
+        if wanted == self.written and time.monotonic() - self._written_at < self._repeat_s:
             return True
         try:
             self._registrar.set_aliases(wanted)
         except self._down as error:
             log.warning("aliases wait for MLflow: %s", error)
             return False
-        self.written = wanted
+        self.written, self._written_at = wanted, time.monotonic()
         return True
 
     def _run(self) -> None:
         while not self._stopping.is_set():
             if not self.write():
                 self._stopping.wait(self._retry_s)
-            elif not self._wake.wait(self._repeat_s):
-                self.written = None
+            else:
+                self._wake.wait(self._repeat_s)
             self._wake.clear()
 
 

@@ -7,11 +7,12 @@ from sqlalchemy import select
 
 from deploy import ledger
 from deploy.judging import judge_units
+from deploy.projection import Projection
 from deploy.trial import Illegal, Phase
 from deploy.units import UNITS
 from feedback.schemas import DEAD_LETTERS, EXPERIENCES, TRAFFIC_SPLITS, Verdict
 from feedback.store import Zombie
-from tests.deploy.parts import AGENT, Stage
+from tests.deploy.parts import AGENT, Away, Stage
 
 BASE = "travel-desk-000000"
 
@@ -301,6 +302,17 @@ def test_a_registry_that_is_away_delays_only_the_aliases(stage: Stage) -> None:
     stage.registry.down = False
     stage.turn()
     assert stage.registry.aliases["challenger"] == version
+
+
+def test_aliases_that_somebody_moved_are_put_back(stage: Stage) -> None:
+    stage.turn()
+    stage.registry.aliases["champion"] = "travel-desk-000099"
+    stage.projection.write()
+    assert stage.registry.aliases["champion"] == "travel-desk-000099"
+    due = Projection(stage.engine, stage.registry, down=Away, repeat_s=0.0)
+    for _ in range(2):
+        due.write()
+    assert stage.registry.aliases["champion"] == BASE
 
 
 def test_a_bus_that_is_away_stops_nothing_and_takes_no_unit(stage: Stage) -> None:
