@@ -90,7 +90,7 @@ class Chat:
             self._tell({"answer": answer, **ids, "agent": agent}, "")
             return
         for tool in agent.get("tools") or ():
-            self._tell({}, f"  {tool}", style="dim")
+            self._tell({}, f"  {tool['name']}({tool['arguments']}) → {tool['result']}", style="dim")
         self._tell({}, answer, style="cyan")
         facts = (agent.get("adapter"), agent.get("arm"), ids["episode_id"])
         self._tell({}, "  ".join(str(fact) for fact in facts if fact), style="dim")

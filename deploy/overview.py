@@ -7,6 +7,8 @@ from deploy.stack import StackSettings, deploy_address
 from deploy.supervision import State, read_states, supervisor_pid
 from deploy.up import is_well, read_plan
 
+_SHOWN = ("agent", "champion", "previous_champion", "share", "spooled")
+
 
 def read_status(settings: StackSettings) -> dict[str, Any]:
     """`{"running", "parts": [{"name", "well", "state", "pid", "address"}], "live": deploy's own status or null}`."""
@@ -35,12 +37,17 @@ def render_status(found: dict[str, Any]) -> str:
         f"{part['name']:9} {'well' if part['well'] else 'UNWELL':7} {part['state']:9} pid {part['pid']}  {part['address']}"
         for part in found["parts"]
     ]
-    for name, value in (found["live"] or {}).items():
-        if isinstance(value, str | int | float):
-            lines.append(f"{name}: {value}")
-    for warning in (found["live"] or {}).get("warnings", []):
-        lines.append(f"warning: {warning}")
-    return "\n".join(lines)
+    return "\n".join([*lines, *_live_lines(found["live"] or {})])
+
+
+def _live_lines(live: dict[str, Any]) -> list[str]:
+    lines = [f"{name}: {live[name]}" for name in _SHOWN if live.get(name) is not None]
+    trial = live.get("canary")
+    if trial:
+        lines.append(
+            f"canary: {trial['id']} tries {trial['version']} at share {trial['share']}, {trial['phase']}"
+        )
+    return [*lines, *(f"warning: {warning}" for warning in live.get("warnings", []))]
 
 
 def _states(settings: StackSettings) -> dict[str, State]:

@@ -137,12 +137,15 @@ def marked_processes(home: Path) -> list[psutil.Process]:
     return [each for each in psutil.process_iter() if each.pid != own and _mark(each) == wanted]
 
 
-def stop_all(home: Path, *, timeout_s: float = 60.0) -> list[str]:
-    """End this home's stack: supervisord stops the loop, then the stores; what is left is killed. Returns the killed."""
+def stop_all(home: Path, *, timeout_s: float = 60.0, stop_wait_s: float = _STOP_WAIT_S) -> list[str]:
+    """End this home's stack: supervisord stops the loop, then the stores. Orphans are asked first; returns the killed."""
     pid = supervisor_pid(home)
     if pid is not None:
         _terminate(psutil.Process(pid))
         _wait_until_gone(home, timeout_s=timeout_s)
+    for orphan in marked_processes(home):
+        _terminate(orphan)
+    _wait_until_gone(home, timeout_s=stop_wait_s)
     survivors = marked_processes(home)
     killed = [_describe(process) for process in survivors]
     for process in survivors:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import socket
 import sys
 from collections.abc import Iterator
@@ -13,7 +14,9 @@ import pytest
 from deploy.doctor import Level, check_port
 from deploy.stack import Part, Plan, StackSettings
 from deploy.supervision import (
+    MARK,
     launch,
+    mark_of,
     marked_processes,
     render_configuration,
     socket_path,
@@ -97,8 +100,21 @@ def test_orphans_of_a_killed_supervisor_are_ended(settings: StackSettings) -> No
 
     killed = stack.stop()
 
-    assert len(killed) == 1
+    assert killed == []  # asked to end, it ended
     assert not orphans[0].is_running() or orphans[0].status() == psutil.STATUS_ZOMBIE
+
+
+def test_an_orphan_that_will_not_end_is_killed(settings: StackSettings) -> None:
+    code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
+    stubborn = subprocess.Popen(
+        [sys.executable, "-c", code], env={**os.environ, MARK: mark_of(settings.home)}
+    )
+    assert eventually(lambda: marked_processes(settings.home))
+
+    killed = stop_all(settings.home, stop_wait_s=0.5)
+
+    assert [str(stubborn.pid) in each for each in killed] == [True]
+    assert stubborn.wait() == -signal.SIGKILL
 
 
 def test_another_process_under_the_recorded_pid_is_left_alone(settings: StackSettings) -> None:

@@ -61,9 +61,14 @@ class LiveStack:
         """Of the part behind one of PORTS."""
         return f"http://127.0.0.1:{self.environment[port]}"
 
-    def pid_of(self, part: str) -> int:
+    def part(self, name: str) -> dict[str, Any]:
+        """What `ratchet status` says of one part, well or not."""
+        parts = json.loads(self.ratchet("status", "--json").stdout)["parts"]
+        return next(dict(each) for each in parts if each["name"] == name)
+
+    def pid_of(self, name: str) -> int:
         """Of a supervised process."""
-        return next(int(each["pid"]) for each in self.ask("status")["parts"] if each["name"] == part)
+        return int(self.part(name)["pid"])
 
     def logs(self) -> str:
         """The end of every log, for a failure's message."""

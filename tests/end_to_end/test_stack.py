@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -71,16 +71,11 @@ def test_a_killed_part_is_well_again(live_stack: LiveStack, part: str) -> None:
 
     os.kill(killed, signal.SIGKILL)
 
-    assert eventually(is_back(live_stack, part, killed), within_s=120), live_stack.logs()
+    def is_back() -> bool:
+        state = live_stack.part(part)
+        return bool(state["well"]) and state["pid"] != killed
 
-
-def is_back(stack: LiveStack, part: str, killed: int) -> Callable[[], bool]:
-    def look() -> bool:
-        done = stack.ratchet("status", "--json")
-        found = next(each for each in json.loads(done.stdout)["parts"] if each["name"] == part)
-        return bool(found["well"]) and found["pid"] != killed
-
-    return look
+    assert eventually(is_back, within_s=180), live_stack.logs()
 
 
 def test_a_start_that_fails_leaves_nothing_running(tmp_path: Path) -> None:
