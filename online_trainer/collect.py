@@ -23,6 +23,24 @@ from online_trainer.lessons import Replay
 from online_trainer.state import Letter
 
 
+@dataclass(frozen=True)
+class Readable:
+    """What the model can read at all: ids below its vocabulary, rows up to its length."""
+
+    vocabulary: int
+    length: int
+
+    def checked(self, experience: Experience) -> Experience:
+        """The same, or Unreadable: such an episode would stop every pass it is in."""
+        for priced in experience.turns:
+            ids = priced.turn.prompt_ids + priced.turn.token_ids
+            if ids and not 0 <= min(ids) <= max(ids) < self.vocabulary:
+                raise Unreadable("turns: ids outside the model's vocabulary")
+            if len(ids) > self.length:
+                raise Unreadable("turns: longer than the model reads")
+        return experience
+
+
 @dataclass
 class Collected:
     """What one look at the bus brought besides experiences."""
@@ -39,6 +57,7 @@ def collect(
     buffer: Buffer,
     replay: Replay,
     positions: dict[Partition, int],
+    readable: Readable,
     now_ms: int,
 ) -> Collected:
     """Take in records. Another agent's are passed over, unreadable ones are answered with a dead letter."""
@@ -47,7 +66,9 @@ def collect(
         positions[record.topic, record.partition] = record.offset + 1
         try:
             if record.topic == EXPERIENCES:
-                found.experiences += _take(Experience.from_bytes(record.value), agent, buffer, replay)
+                found.experiences += _take(
+                    readable.checked(Experience.from_bytes(record.value)), agent, buffer, replay
+                )
             else:
                 split = TrafficSplit.from_bytes(record.value)
                 if split.agent == agent:

@@ -68,6 +68,10 @@ class Policy:
         return int(self._causal.config.hidden_size)
 
     @property
+    def vocabulary(self) -> int:
+        return int(self._causal.config.vocab_size)
+
+    @property
     def max_length(self) -> int:
         return int(self._causal.config.max_position_embeddings)
 
@@ -122,8 +126,7 @@ class Policy:
     @torch.no_grad()
     def check(self) -> None:
         """Start-up self-checks: the head is where we think, nothing is random, padding is inert, a zero adapter is the base."""
-        vocabulary = int(self._causal.config.vocab_size)
-        ids = [(7 * at + 3) % vocabulary for at in range(min(50, self.max_length))]
+        ids = [(7 * at + 3) % self.vocabulary for at in range(min(50, self.max_length))]
         short = ids[: max(2, len(ids) // 10)]
         ours = self.score(ids)
         _require(ours == self.score(ids), "two passes of the same ids differ: something is random")

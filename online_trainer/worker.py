@@ -20,7 +20,7 @@ from online_trainer import account
 from online_trainer.assign import Assigned, Returns, assign, known_returns, train_critic
 from online_trainer.batch import Batch, NothingToTrain, Row, build, lay_out, mark
 from online_trainer.buffer import stale_turns
-from online_trainer.collect import collect
+from online_trainer.collect import Readable, collect
 from online_trainer.features import Survey, survey, widths
 from online_trainer.follow import read_split
 from online_trainer.judge import Judgement, judge, train_judge
@@ -79,6 +79,7 @@ def gather(trainer: Trainer, *, poll_s: float) -> None:
         buffer=trainer.buffer,
         replay=trainer.replay,
         positions=trainer.positions,
+        readable=Readable(trainer.policy.vocabulary, trainer.policy.max_length),
         now_ms=trainer.now(),
     )
     trainer.progress.letters += found.dead

@@ -61,7 +61,7 @@ def bits(trainer: Trainer) -> dict[str, str]:
         for index, moments in trainer.optimizer.state_dict()["state"].items()
         for name, value in moments.items()
     }
-    critic = {name: value for name, value in trainer.critic.heads.state_dict().items()}
+    critic = dict(trainer.critic.heads.state_dict())
     return {
         "policy": state_digest(trainer.policy.state()),
         "optimizer": state_digest(optimizer),

@@ -242,9 +242,12 @@ def test_an_unreadable_experience_is_a_dead_letter_and_its_neighbours_are_traine
     trainer: Trainer, bus: MemoryBus
 ) -> None:
     bus.append(EXPERIENCES, "ep_bad", b"{}")
+    for number, ids in ((900, [tiny.VOCABULARY]), (901, [7] * 300)):
+        alien = tiny.experience(number, [tiny.priced(ids, [7], [-1.0])], thumb=1)
+        tiny.publish_experiences(bus, [alien])
     feed(trainer, bus, first=0)
     work(trainer)
-    assert len(bus.read(DEAD_LETTERS)) == 1
+    assert len(bus.read(DEAD_LETTERS)) == 3
     assert trainer.progress.update == 1
 
 
