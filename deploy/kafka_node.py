@@ -73,7 +73,11 @@ def _format(folder: Path, properties: Path) -> None:
     cluster = urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
     command = (*_java(heap_mb=128), "kafka.tools.StorageTool", "format", "--standalone")
     done = subprocess.run(
-        (*command, "-t", cluster, "-c", str(properties)), capture_output=True, text=True, cwd=folder
+        # In one word: an id may begin with a dash.
+        (*command, f"--cluster-id={cluster}", "-c", str(properties)),
+        capture_output=True,
+        text=True,
+        cwd=folder,
     )
     if done.returncode:
         reason = (done.stderr or done.stdout).strip().splitlines()[-1:]
