@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from sqlalchemy import Connection, Engine, Row, insert, select, update
+from sqlalchemy import Connection, Engine, Row, bindparam, insert, select, update
 from uuid_utils import uuid7
 
 from feedback.schemas import Status
@@ -181,16 +181,36 @@ def new_episode_id() -> str:
     return f"ep_{uuid7().hex}"
 
 
+# Built once: making a statement costs more than running it.
+_INSERT_EPISODE, _INSERT_INTERACTION = insert(EPISODES), insert(INTERACTIONS)
+_MOVE_EPISODE = (
+    update(EPISODES)
+    .where(EPISODES.c.episode_id == bindparam("which"))
+    .values(last_at=bindparam("at"), next_index=bindparam("next"), newest=bindparam("newest_id"))
+)
+_TOUCH_EPISODE = (
+    update(EPISODES).where(EPISODES.c.episode_id == bindparam("which")).values(last_at=bindparam("at"))
+)
+_CLOSING = ("status", "ended_at", "delivered", "call_ids", "thread", "ids", "starts")
+_CLOSE_INTERACTION = (
+    update(INTERACTIONS)
+    .where(INTERACTIONS.c.response_id == bindparam("which"))
+    .values({name: bindparam(f"new_{name}") for name in _CLOSING})
+)
+
+
 def write_opening(conn: Connection, opening: Opening) -> None:
     """Make the response id, its episode and the episode's names durable."""
     episode = opening.episode
-    moved = {"last_at": opening.started_at, "next_index": opening.index + 1, "newest": opening.response_id}
-    where = EPISODES.c.episode_id == episode.episode_id
-    if opening.index == 0 or conn.execute(update(EPISODES).where(where).values(**moved)).rowcount == 0:
-        conn.execute(insert(EPISODES).values(**_episode_columns(episode), **moved))
+    moved = {"at": opening.started_at, "next": opening.index + 1, "newest_id": opening.response_id}
+    if (
+        opening.index == 0
+        or conn.execute(_MOVE_EPISODE, {"which": episode.episode_id, **moved}).rowcount == 0
+    ):
+        conn.execute(_INSERT_EPISODE, _episode_columns(opening))
     for alias in opening.aliases:
         _write_alias(conn, episode, alias)
-    conn.execute(insert(INTERACTIONS).values(**_opening_columns(opening)))
+    conn.execute(_INSERT_INTERACTION, _opening_columns(opening))
 
 
 def write_closing(
@@ -206,19 +226,17 @@ def write_closing(
 ) -> None:
     """Note how the interaction ended, and the ids that the next one extends."""
     values = {
-        "status": str(status),
-        "ended_at": ended_at,
-        "delivered": delivered,
-        "call_ids": " ".join(call_ids),
-        "thread": thread,
-        "ids": None if answer is None else answer.ids.tobytes(),
-        "starts": None if answer is None else " ".join(map(str, answer.starts)),
+        "which": opening.response_id,
+        "new_status": str(status),
+        "new_ended_at": ended_at,
+        "new_delivered": delivered,
+        "new_call_ids": " ".join(call_ids),
+        "new_thread": thread,
+        "new_ids": None if answer is None else answer.ids.tobytes(),
+        "new_starts": None if answer is None else " ".join(map(str, answer.starts)),
     }
-    conn.execute(
-        update(INTERACTIONS).where(INTERACTIONS.c.response_id == opening.response_id).values(**values)
-    )
-    where = EPISODES.c.episode_id == opening.episode.episode_id
-    conn.execute(update(EPISODES).where(where).values(last_at=ended_at))
+    conn.execute(_CLOSE_INTERACTION, values)
+    conn.execute(_TOUCH_EPISODE, {"which": opening.episode.episode_id, "at": ended_at})
 
 
 def _write_alias(conn: Connection, episode: Episode, alias: str) -> None:
@@ -229,12 +247,16 @@ def _write_alias(conn: Connection, episode: Episode, alias: str) -> None:
         conn.execute(insert(ALIASES).values(**named))
 
 
-def _episode_columns(episode: Episode) -> dict[str, Any]:
+def _episode_columns(opening: Opening) -> dict[str, Any]:
+    episode = opening.episode
     return {
         "episode_id": episode.episode_id,
         "key_owner": episode.key_owner,
         "user": episode.user,
         "created_at": episode.created_at,
+        "last_at": opening.started_at,
+        "next_index": opening.index + 1,
+        "newest": opening.response_id,
         **assignment_columns(episode.assignment),
     }
 
