@@ -2,8 +2,8 @@
 
 import os
 import signal
-import subprocess
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -105,16 +105,16 @@ def test_orphans_of_a_killed_supervisor_are_ended(settings: StackSettings) -> No
 
 
 def test_an_orphan_that_will_not_end_is_killed(settings: StackSettings) -> None:
-    code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
-    stubborn = subprocess.Popen(
-        [sys.executable, "-c", code], env={**os.environ, MARK: mark_of(settings.home)}
-    )
-    assert eventually(lambda: marked_processes(settings.home))
+    code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(60)"
+    marked = {**os.environ, MARK: mark_of(settings.home)}
+    with subprocess.Popen([sys.executable, "-c", code], env=marked, stdout=subprocess.PIPE) as stubborn:
+        assert stubborn.stdout is not None
+        stubborn.stdout.readline()
 
-    killed = stop_all(settings.home, stop_wait_s=0.5)
+        killed = stop_all(settings.home, stop_wait_s=0.5)
 
     assert [str(stubborn.pid) in each for each in killed] == [True]
-    assert stubborn.wait() == -signal.SIGKILL
+    assert stubborn.returncode == -signal.SIGKILL
 
 
 def test_another_process_under_the_recorded_pid_is_left_alone(settings: StackSettings) -> None:
