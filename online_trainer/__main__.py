@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import signal
 import sys
 import threading
 import time
 
 from online_trainer.config import Settings
+
+PATIENCE_S = 6.0
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -25,7 +28,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stopping.set())
+        signal.signal(number, lambda *_: _stop(stopping))
     from online_trainer.start import StartError, serve
 
     try:
@@ -34,6 +37,14 @@ def main(arguments: list[str] | None = None) -> int:
         logging.getLogger("online_trainer").error("%s", error)
         return 2
     return 0
+
+
+def _stop(stopping: threading.Event) -> None:
+    """Ask the loop to end; an update takes longer than anyone waits, and is made again from its checkpoint."""
+    stopping.set()
+    patience = threading.Timer(PATIENCE_S, os._exit, args=(0,))
+    patience.daemon = True
+    patience.start()
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """Once, at the newest revision, never too old, with enough people (I9; design 13 Batch, Staleness, Raters)."""
 
+from typing import Any
+
 import pytest
 
 from feedback.schemas import Experience
@@ -11,7 +13,7 @@ SETTINGS = BatchSettings(min_episodes=3, max_episodes=4, min_rated=2, min_users=
 STALE = Staleness(max_lag=4, max_update_lag=16, max_age_s=100)
 
 
-def item(number: int, *, thumb: int | None = 1, version: str = BASE, **changes: object) -> Experience:
+def item(number: int, *, thumb: int | None = 1, version: str = BASE, **changes: Any) -> Experience:
     return experience(
         number, [priced([1], [2], [-1.0], version=version)], thumb=thumb, version=version, **changes
     )
@@ -81,7 +83,7 @@ def test_rated_episodes_go_first_where_the_oldest_are_silent() -> None:
     ],
 )
 def test_what_can_never_be_trained_is_settled_with_its_reason(
-    changes: dict[str, object], now: int, reason: str
+    changes: dict[str, Any], now: int, reason: str
 ) -> None:
     buffer = Buffer()
     buffer.add(item(1, **changes))
