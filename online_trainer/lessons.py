@@ -1,6 +1,7 @@
 """Every episode the trainer has seen, as the reward model and the critic learn from it: prices, labels and features.
 
-Invariant: an episode has one lesson, its newest revision; features are computed once, since ids never change.
+Invariant: an episode has one lesson, its newest revision; features are computed once and again only when an episode that
+was taken for over went on, since recorded ids never change.
 """
 
 from __future__ import annotations
@@ -81,7 +82,9 @@ class Replay:
         if known is not None and known.revision >= experience.revision:
             return
         self.lessons[experience.episode_id] = Lesson.of(experience)
-        if experience.episode_id not in self.features:
+        features = self.features.get(experience.episode_id)
+        if features is None or len(features.state_TF) != len(experience.turns):
+            self.features.pop(experience.episode_id, None)
             self.unseen[experience.episode_id] = experience
 
     def withdraw(self, episode_id: str) -> None:

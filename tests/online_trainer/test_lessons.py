@@ -139,3 +139,17 @@ def test_the_oldest_lessons_go_first_but_none_that_the_policy_waits_for() -> Non
     replay.trim(4, keep={"ep_000000"})
     assert list(replay.lessons) == ["ep_000000", "ep_000004"]
     assert set(replay.features) == {"ep_000000", "ep_000004"}
+
+
+def test_an_episode_that_went_on_after_it_closed_is_read_again() -> None:
+    replay = replay_of([item(1, [Channels()] * 2, outcome=None)])
+    longer = [priced([1], [2], [-1.0], index=at) for at in range(4)]
+
+    replay.add(experience(1, longer, thumb=1, revision=2))
+
+    assert list(replay.unseen) == ["ep_000001"]
+    assert replay.known() == []
+    replay.features["ep_000001"] = Features(torch.zeros((4, 9)), torch.zeros((4, 8)))
+    replay.unseen = {}
+    replay.add(experience(1, longer, thumb=0, revision=3))
+    assert replay.unseen == {}
