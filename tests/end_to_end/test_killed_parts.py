@@ -10,7 +10,7 @@ import pytest
 
 from deploy.calls import call
 from feedback.kafka import KafkaBus
-from feedback.schemas import EXPERIENCES, INTERACTIONS, Experience, Interaction
+from feedback.schemas import EXPERIENCES, INTERACTIONS, Experience, Interaction, read_episode_record
 from tests.end_to_end.conftest import LiveStack
 from tests.running import eventually
 
@@ -33,11 +33,11 @@ class Ledger:
 
     def look(self) -> None:
         for record in self._reader.poll(1.0):
-            if record.value is None:
-                continue
             if record.topic == INTERACTIONS:
-                self.responses[Interaction.model_validate_json(record.value).response_id] += 1
-            else:
+                said = read_episode_record(record.value)
+                if isinstance(said, Interaction):
+                    self.responses[said.response_id] += 1
+            elif record.value is not None:
                 experience = Experience.model_validate_json(record.value)
                 if experience.revision == 1:
                     self.experiences.setdefault(experience.episode_id, set()).add(experience.id)
