@@ -10,7 +10,7 @@ import json
 import logging
 import shutil
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,6 +50,13 @@ def _probe(
         "logprobs": [policy.score(ids) for ids in prompts],
         "base_logprobs": base,
     }
+
+
+def tidy(folders: Path, *, keep: Collection[str]) -> None:
+    """Remove the adapter folders that nobody waits for: MLflow has their bytes, checkpoints have their weights."""
+    for folder in folders.glob("up_*"):
+        if folder.name not in keep:
+            shutil.rmtree(folder)
 
 
 def gate(folder: Path, expected: Expected, *, parent: Path | None) -> tuple[str, ...]:
@@ -133,8 +140,10 @@ class Publisher:
         """Work off these too; one that is already queued stays where it is. Numbers up to `reserved` are used."""
         with self._changed:
             self._reserved = max(self._reserved, reserved)
+            told = {done.publication.update.update_id for done in self._done}
             for publication in publications:
-                self._queue.setdefault(publication.update.update_id, publication)
+                if publication.update.update_id not in told:
+                    self._queue.setdefault(publication.update.update_id, publication)
             self._changed.notify_all()
 
     def cancel(self, update_ids: Sequence[str]) -> None:

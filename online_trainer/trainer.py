@@ -107,7 +107,7 @@ class Trainer:
         else:
             self.policy.load(self.start)
         self.progress.accepted = known.at_update
-        self.progress.since_offer = 0
+        self.progress.since_offer, self.progress.head_folder = 0, None
 
     def _pinned(self) -> set[int]:
         """Checkpoints that a rollback may need: the champion's and those of offers that are not rejected."""

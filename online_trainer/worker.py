@@ -24,7 +24,7 @@ from online_trainer.collect import Readable, collect
 from online_trainer.features import Survey, survey, widths
 from online_trainer.follow import read_split
 from online_trainer.judge import Judgement, judge, train_judge
-from online_trainer.publish import gate, write_candidate
+from online_trainer.publish import gate, tidy, write_candidate
 from online_trainer.registry import RegistryDown
 from online_trainer.state import Letter, Publication, Version
 from online_trainer.step import Step, update
@@ -330,6 +330,8 @@ def settle(trainer: Trainer, taken: Taken, judgement: Judgement, assigned: Assig
     trainer.replay.trim(agent.training.critic.replay, keep=trainer.buffer.waiting)
     progress.pending, progress.update = [], progress.update + 1
     trainer.save("update")
+    waiting = {publication.folder for publication in progress.publications}
+    tidy(trainer.parts.adapters, keep=waiting | {progress.head_folder or ""})
     _report(trainer, taken, message)
 
 
