@@ -114,11 +114,12 @@ class Desk(Template):
         return self._message("tool", self._text(text))
 
     def _calls(self, text: str, calls: Sequence[Call]) -> list[int]:
+        """`flights( Lima)`: after a blank a name has the tokens it has in a sentence, so it can simply be copied."""
         ids: list[int] = []
         for call in calls:
             values = call.arguments_json
             inner = call.arguments if values is None else ",".join(str(value) for value in values.values())
-            ids += [*self._marker(OPEN), *self._text(f"{call.name}({inner})"), *self._marker(CLOSE)]
+            ids += [*self._marker(OPEN), *self._text(f"{call.name}( {inner})"), *self._marker(CLOSE)]
         return ids
 
 

@@ -64,7 +64,7 @@ def test_a_desk_conversation_is_spelled_as_designed(desk: Template) -> None:
         "<|im_start|>system\nYou are a travel desk agent."
         " Tools: flights(to) hotels(city) weather(city) calc(expr)<|im_end|>\n"
         "<|im_start|>user\nLima, 4 nights.<|im_end|>\n"
-        "<|im_start|>assistant\n<tool_call>flights(Lima)</tool_call><tool_call>hotels(Lima)</tool_call><|im_end|>\n"
+        "<|im_start|>assistant\n<tool_call>flights( Lima)</tool_call><tool_call>hotels( Lima)</tool_call><|im_end|>\n"
         "<|im_start|>tool\n43 Delta; 28 Swift<|im_end|>\n"
         "<|im_start|>assistant\n"
     )

@@ -32,8 +32,8 @@ DIALOGUE: dict[str, Any] = {
     ],
 }
 SAMPLED = [
-    "<tool_call>flights(Lima)</tool_call><tool_call>hotels(Lima)</tool_call><|im_end|>",
-    "<tool_call>calc(24+28*4)</tool_call><|im_end|>",
+    "<tool_call>flights( Lima)</tool_call><tool_call>hotels( Lima)</tool_call><|im_end|>",
+    "<tool_call>calc( 24+28*4)</tool_call><|im_end|>",
     "Flight 24 Delta, hotel 28 Hill. Total 136.<|im_end|>",
     "My pleasure.<|im_end|>",
 ]
