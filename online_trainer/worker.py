@@ -36,10 +36,11 @@ log = logging.getLogger(__name__)
 def run(trainer: Trainer, stopping: threading.Event, *, poll_s: float) -> None:
     """collect -> reward model -> critic -> credit -> update -> accept, shrink or refuse -> checkpoint -> offer."""
     while not stopping.is_set():
+        is_news = gather(trainer, poll_s=poll_s)
         tell(trainer)
         taken = take(trainer)
         if taken is None:
-            gather(trainer, poll_s=poll_s)
+            trainer.parts.boundary("waiting" if is_news else "idle")
             continue
         seen = study(trainer, taken)
         judgement = reward(trainer, taken)
@@ -70,8 +71,13 @@ class Made:
     folder: str
 
 
-def gather(trainer: Trainer, *, poll_s: float) -> None:
-    """Read the bus; follow the champion; take note of what MLflow has by now."""
+def gather(trainer: Trainer, *, poll_s: float) -> bool:
+    """Read the bus; follow the champion; take note of what MLflow has by now. Whether there was anything.
+
+    A batch that is written down is used first: a resumed trainer must see what the killed one saw.
+    """
+    if trainer.progress.pending:
+        return True
     records = trainer.reader.poll(poll_s)
     found = collect(
         records,
@@ -93,8 +99,7 @@ def gather(trainer: Trainer, *, poll_s: float) -> None:
     monitor.publications.set(len(trainer.progress.publications))
     for (topic, _), behind in trainer.reader.lag().items():
         monitor.lag.labels(topic=topic).set(behind)
-    if not records and not published:
-        trainer.parts.boundary("idle")
+    return bool(records or published)
 
 
 def follow(trainer: Trainer, split: TrafficSplit) -> bool:
