@@ -149,12 +149,13 @@ def update(
     climb = _climb(policy, optimizer, batch, goal, training=training, beta=beta, generator=generator)
     after = policy.state()
 
+    limits = Limits.of(training)
+
     def measure_at(scale: float) -> Measures:
         policy.load(after if scale == 1.0 else _between(before.weights, after, scale))
-        chunks = _moves(policy, batch, goal, training=training)
-        return measure(chunks, statistics=climb.statistics, grad_norm=climb.grad_norm)
+        return _measure(policy, batch, goal, climb, training=training, limits=limits)
 
-    outcome = _verdict(climb, measure_at, Limits.of(training))
+    outcome = _verdict(climb, measure_at, limits)
     if outcome.decision is Decision.REFUSED:
         before.restore(policy, optimizer)
     return Step(outcome, climb, dropped, share, before)
@@ -285,11 +286,45 @@ def _logprobs(policy: Policy, batch: Batch, part: Pack) -> torch.Tensor:
     return _picked(policy, policy.hidden(part), batch, part.index_P)
 
 
+def _measure(
+    policy: Policy, batch: Batch, goal: Goal, climb: Climb, *, training: Training, limits: Limits
+) -> Measures:
+    """Measure every other episode, and the rest too where that half is not clear: a pass costs as much as half a step."""
+    episodes = sorted({row.episode_id for row in batch.rows})
+    first = set(episodes[::2])
+    halves: tuple[list[int], list[int]] = ([], [])
+    for number, row in enumerate(batch.rows):
+        halves[row.episode_id not in first].append(number)
+    chunks = _moves(policy, batch, goal, halves[0], training=training)
+    if chunks:
+        found = measure(chunks, statistics=climb.statistics, grad_norm=climb.grad_norm)
+        if is_clear(found, limits):
+            return found
+    chunks += _moves(policy, batch, goal, halves[1], training=training)
+    return measure(chunks, statistics=climb.statistics, grad_norm=climb.grad_norm)
+
+
+def is_clear(measures: Measures, limits: Limits) -> bool:
+    """Whether half of a batch settles the matter: all measures below half of their limits, or one above twice its own."""
+    shares = [
+        measures.k3_old / limits.k3_old_refuse,
+        measures.k3_mu / limits.k3_mu,
+        measures.kl_ref / limits.kl_ref,
+        measures.m2 / limits.m2,
+        measures.turn_kl / limits.turn_kl,
+        measures.big_move_share / limits.big_move_share,
+        limits.ess / max(measures.ess, 1e-9),
+    ]
+    return max(shares[:-1]) > 2.0 or (max(shares[:-1]) < 0.5 and shares[-1] < 1.0 / 1.2)
+
+
 @torch.no_grad()
-def _moves(policy: Policy, batch: Batch, goal: Goal, *, training: Training) -> list[Moves]:
-    """Measure every used token under the weights in force, one chunk per forward pass."""
+def _moves(
+    policy: Policy, batch: Batch, goal: Goal, rows: Sequence[int], *, training: Training
+) -> list[Moves]:
+    """Measure the used tokens of some rows under the weights in force, one chunk per forward pass."""
     chunks = []
-    for part in pack(batch.rows, token_positions, token_budget=training.token_budget):
+    for part in pack(batch.rows, token_positions, token_budget=training.token_budget, only=rows):
         used_P = goal.used_N[part.index_P]
         at = part.index_P[used_P]
         if not len(at):

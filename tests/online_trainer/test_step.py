@@ -17,7 +17,8 @@ from feedback.schemas import Decision
 from feedback.training_section import Training
 from online_trainer.batch import Batch, NothingToTrain, Row, build, lay_out, mark
 from online_trainer.policy import Policy, state_digest
-from online_trainer.step import Goal, Step, backward, look, new_optimizer, update
+from online_trainer.step import Goal, Step, backward, is_clear, look, new_optimizer, update
+from online_trainer.trust import Limits, Measures
 from tests.online_trainer import tiny
 
 LOOSE = {
@@ -196,6 +197,31 @@ def test_turns_that_the_head_has_outgrown_are_dropped_whole(policy: Policy, agen
     batch = build(rows)
     made = step(policy, batch, signs(batch), training_with(agent, **LOOSE))
     assert made.dropped == ((rows[0].episode_id, span.turn),)
+
+
+def measures(**changes: float) -> Measures:
+    """Far inside every limit unless changed."""
+    quiet = dict.fromkeys(("k3_old", "k3_mu", "kl_ref", "m2", "turn_kl", "big_move_share"), 1e-6)
+    whole = {**quiet, "ess": 0.95, "clip_fraction": 0.0, "grad_norm": 1.0, "tokens": 10.0}
+    return Measures(**{**whole, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "clear"),
+    [
+        ({}, True),
+        ({"k3_old": 9e-4}, True),
+        ({"k3_old": 1.1e-3}, False),
+        ({"k3_old": 3.9e-3}, False),
+        ({"k3_old": 4.1e-3}, True),
+        ({"turn_kl": 0.06}, False),
+        ({"ess": 0.55}, False),
+    ],
+)
+def test_half_of_a_batch_settles_only_what_is_clear(
+    changes: dict[str, float], clear: bool, agent: AgentFile
+) -> None:
+    assert is_clear(measures(**changes), Limits.of(agent.training)) is clear
 
 
 def test_one_rater_weighs_at_most_a_tenth(policy: Policy, agent: AgentFile) -> None:
