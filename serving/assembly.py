@@ -26,7 +26,7 @@ from serving.episodes import Episodes
 from serving.gateway import Gateway
 from serving.metrics import Metrics
 from serving.opening import Opener
-from serving.ratings import Ratings
+from serving.ratings import Ratings, forget_replies
 from serving.recorder import Recorder
 from serving.replica import Replica
 from serving.splits import Listener, News
@@ -37,6 +37,8 @@ from tools.toolbox import Toolbox, ToolLimits
 
 _log = logging.getLogger(__name__)
 _ABANDONED_MS = 15 * 60_000  # an open interaction of another gateway on a shared database is dead after this
+
+_REPLAYS_MS = 24 * 3600_000  # how long an Idempotency-Key is remembered at least
 
 
 def wall_clock() -> int:
@@ -167,6 +169,7 @@ async def _recover(gateway: Gateway, *, shared: bool) -> None:
     """Record what an earlier process left open. On a shared database others may still be at work."""
     now = gateway.clock()
     before = now - _ABANDONED_MS if shared else now + 1
+    await gateway.writer.write(lambda conn: forget_replies(conn, before=now - _REPLAYS_MS))
     found = await gateway.writer.write(lambda conn: gateway.recorder.recover(conn, before=before))
     if found:
         _log.warning("%d interactions of an earlier process recorded as failed", found)

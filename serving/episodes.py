@@ -171,7 +171,9 @@ class Episodes:
         with self._reading.connect() as conn:
             for row in conn.execute(query):
                 starts = tuple(int(value) for value in row.starts.split())
-                answer = Answer(row.response_id, row.episode_id, array("i", row.ids), starts)
+                ids = array("i")
+                ids.frombytes(row.ids)
+                answer = Answer(row.response_id, row.episode_id, ids, starts)
                 found.setdefault(row.thread, []).append(answer)
         return found
 

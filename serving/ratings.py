@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Connection, Row, insert, select, update
+from sqlalchemy import Connection, Row, delete, insert, select, update
 from uuid_utils import uuid7
 
 from feedback.agent_file import AgentFile, Metric
@@ -20,7 +20,7 @@ from serving.auth import Key, person
 from serving.bodies import FeedbackBody, FeedbackPatch
 from serving.errors import ApiError
 from serving.scores import BadValue, score_of
-from serving.tables import RATINGS
+from serving.tables import IDEMPOTENCY, RATINGS
 from serving.targets import Target, find_target
 
 DEMONSTRATION, COMMENT = "demonstration", "comment"
@@ -197,6 +197,11 @@ class Ratings:
             received_at=row.updated_at,
         )
         self._outbox.put(conn, FEEDBACK, row.episode_id, message.to_bytes(), row.updated_at)
+
+
+def forget_replies(conn: Connection, *, before: int) -> None:
+    """Idempotency keys of old requests."""
+    conn.execute(delete(IDEMPOTENCY).where(IDEMPOTENCY.c.at < before))
 
 
 class _Row:

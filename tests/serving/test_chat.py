@@ -1,5 +1,6 @@
 """The chat route over real HTTP: shapes, streaming, tools, exact recording."""
 
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 from openai import AsyncOpenAI
@@ -181,3 +182,10 @@ async def test_keys_and_scopes(tmp_path: Path) -> None:
             "/v1/chat/completions", content=b"x" * (1024 * 1024 + 1), headers=bearer()
         )
         assert large.status_code == 413
+
+        async def undeclared() -> AsyncIterator[bytes]:
+            for _ in range(40):
+                yield b"x" * 32768
+
+        chunked = await here.http.post("/v1/chat/completions", content=undeclared(), headers=bearer())
+        assert (chunked.status_code, chunked.json()["error"]["code"]) == (413, "body_too_large")

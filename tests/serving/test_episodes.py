@@ -154,7 +154,7 @@ async def test_episodes_survive_a_restart(tmp_path: Path) -> None:
             "episode_id"
         ]
         assert await flags(here, second["id"]) == ()
-        (record,) = await here.interactions(1)
+        (record,) = [each for each in await here.interactions(2) if each.response_id == second["id"]]
         assert record.index == 1 and record.parent_response_id == first["id"]
 
 
