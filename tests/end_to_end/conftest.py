@@ -81,7 +81,7 @@ class LiveStack:
 def environment_for(home: Path) -> dict[str, str]:
     """Free ports and an own home; the operator's settings are gone already (tests/conftest.py)."""
     ports = dict(zip(PORTS, map(str, free_ports(len(PORTS))), strict=True))
-    return {**os.environ, **ports, "RATCHET_HOME": str(home)}
+    return {**os.environ, **ports, "RATCHET_HOME": str(home), "DEPLOY_START_TIMEOUT_S": "900"}
 
 
 @pytest.fixture(scope="session")
@@ -90,7 +90,7 @@ def live_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveStack]:
     home = tmp_path_factory.mktemp("stack") / "home"
     stack = LiveStack(home, environment_for(home))
     try:
-        done = stack.ratchet("up", "--detach", "--json", timeout_s=700)
+        done = stack.ratchet("up", "--detach", "--json", timeout_s=1000)
         assert done.returncode == 0, f"{done.stderr}\n{stack.logs()}"
         (home / "up.jsonl").write_text(done.stdout)
         yield stack

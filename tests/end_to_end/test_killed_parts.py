@@ -16,7 +16,7 @@ from tests.running import eventually
 
 pytestmark = [
     pytest.mark.end_to_end,
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(1200),
     # kafka-python leaves the sockets of refused connections to the collector.
     pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
 ]

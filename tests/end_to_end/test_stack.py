@@ -15,7 +15,7 @@ from deploy.supervision import marked_processes, stop_all
 from tests.end_to_end.conftest import PORTS, LiveStack, environment_for
 from tests.running import eventually
 
-pytestmark = [pytest.mark.end_to_end, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.end_to_end, pytest.mark.timeout(1200)]
 PARTS = {"engine", "kafka", "mlflow", "serving", "feedback", "trainer", "deploy"}
 
 
