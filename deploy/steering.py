@@ -29,6 +29,8 @@ from feedback.schemas import TRAFFIC_SPLITS, AdapterRef, Holdout, TrafficSplit, 
 
 TRAINER = "trainer"
 SPENT = "spent"
+FIRST = 1
+"""Generation of the first split: serving without any split is at 0, and takes only a newer one."""
 REFUSING = frozenset({Verdict.ROLLED_BACK, Verdict.ABORTED})
 
 
@@ -65,7 +67,7 @@ class Steering:
             yield conn
 
     def open(self) -> None:
-        """First start: the declared start is champion and anchor, generation 0."""
+        """First start: the declared start is champion and anchor."""
         with self.transaction() as conn:
             if ledger.newest_split(conn) is not None:
                 return
@@ -161,7 +163,7 @@ class Steering:
         candidate = active if active is not None and active.phase in RUNNING else None
         wanted = TrafficSplit(
             agent=self.agent.agent,
-            generation=0 if last is None else last.generation,
+            generation=FIRST if last is None else last.generation,
             champion=ledger.reference(conn, ledger.champions(conn)[-1].version),
             candidate=None if candidate is None else ledger.reference(conn, candidate.version),
             canary_id=None if candidate is None else candidate.canary_id,

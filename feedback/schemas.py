@@ -422,7 +422,7 @@ class TrafficSplit(Message):
     """Which versions serving runs, at what share. One writer (the controller); `generation` only grows."""
 
     agent: str
-    generation: int = Field(ge=0)
+    generation: int = Field(ge=0, description="0 is serving's own, before the controller has spoken")
     champion: AdapterRef
     candidate: AdapterRef | None = None
     canary_id: str | None = None

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 def gather(trainer: Trainer, *, poll_s: float) -> bool:
-    """Read the bus; follow the champion; take note of what MLflow has by now. Whether there was anything.
+    """Read the bus; follow the champion; take note of what MLflow has by now. Whether there is or soon will be anything.
 
     A batch that is written down is used first: a resumed trainer must see what the killed one saw.
     """
@@ -46,7 +46,7 @@ def gather(trainer: Trainer, *, poll_s: float) -> bool:
     monitor.publications.set(len(trainer.progress.publications))
     for (topic, _), behind in trainer.reader.lag().items():
         monitor.lag.labels(topic=topic).set(behind)
-    return bool(records or published)
+    return bool(records or published) or trainer.parts.publisher.is_offering()
 
 
 def follow(trainer: Trainer, split: TrafficSplit) -> bool:

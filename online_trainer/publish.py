@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import shutil
 import threading
+import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +24,7 @@ from online_trainer.registry import PARENT, UPDATE, Registry, RegistryDown, Vers
 from online_trainer.state import Publication
 
 LONGEST_WAIT_S = 300.0
+OFFER_S = 20.0
 
 log = logging.getLogger(__name__)
 
@@ -124,6 +127,7 @@ class Publisher:
         self._queue: dict[str, Publication] = {}
         self._done: list[Published] = []
         self._stopping = False
+        self._offered_at = -math.inf
         self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
 
     def start(self) -> None:
@@ -142,9 +146,19 @@ class Publisher:
             self._reserved = max(self._reserved, reserved)
             told = {done.publication.update.update_id for done in self._done}
             for publication in publications:
-                if publication.update.update_id not in told:
-                    self._queue.setdefault(publication.update.update_id, publication)
+                update_id = publication.update.update_id
+                if update_id in told or update_id in self._queue:
+                    continue
+                self._queue[update_id] = publication
+                if publication.offer:
+                    self._offered_at = time.monotonic()
             self._changed.notify_all()
+
+    def is_offering(self) -> bool:
+        """Whether an offer is on its way to MLflow, and for less than OFFER_S: an absent MLflow holds nobody up."""
+        with self._changed:
+            offers = any(publication.offer for publication in self._queue.values())
+            return self._thread.is_alive() and offers and time.monotonic() - self._offered_at < OFFER_S
 
     def cancel(self, update_ids: Sequence[str]) -> None:
         """Forget what was not begun."""
@@ -171,6 +185,7 @@ class Publisher:
             return done
 
     def _run(self) -> None:
+        self.registry.load()
         wait_s = self._retry_s
         while (publication := self._next()) is not None:
             try:
@@ -184,6 +199,7 @@ class Publisher:
             except RegistryDown as error:
                 log.warning("mlflow is away, next try in %.0f s: %s", wait_s, error)
                 with self._changed:
+                    self._offered_at = -math.inf
                     self._changed.wait_for(lambda: self._stopping, wait_s)
                 wait_s = min(LONGEST_WAIT_S, 2 * wait_s)
                 continue

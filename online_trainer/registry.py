@@ -92,6 +92,10 @@ class Registry:
         os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
         os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
 
+    def load(self) -> None:
+        """Import mlflow now: it takes ten seconds, better before the first offer waits for it."""
+        import mlflow  # noqa: F401
+
     @_reachable
     def log_update(
         self,

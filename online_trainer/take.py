@@ -37,6 +37,8 @@ def take(trainer: Trainer) -> Taken | None:
         chosen = buffer.ready(now, settings.batch)
         if chosen is None or progress.return_to is not None or progress.pause.active(now):
             return None
+        if trainer.parts.publisher.is_offering():
+            return None  # an update takes long: the offer is told first
         progress.pending = [experience.episode_id for experience in chosen]
         progress.pending_at = now
         trainer.save("batch")

@@ -22,10 +22,10 @@ def stage(tmp_path: Path) -> Stage:
     return Stage(tmp_path)
 
 
-def test_the_first_split_is_generation_zero_with_the_start_as_anchor(stage: Stage) -> None:
+def test_the_first_split_is_newer_than_servings_own_with_the_start_as_anchor(stage: Stage) -> None:
     stage.turn()
     (split,) = stage.published()
-    assert (split.generation, split.champion.version, split.candidate, split.share) == (0, BASE, None, 0.0)
+    assert (split.generation, split.champion.version, split.candidate, split.share) == (1, BASE, None, 0.0)
     assert split.holdout is not None
     assert (split.holdout.ref.version, split.holdout.share) == (BASE, 0.1)
     stage.restart()
@@ -51,7 +51,7 @@ def test_an_offer_is_tried_promoted_and_projected(stage: Stage) -> None:
     steps = [(event["from"], event["to"]) for event in stage.events() if event["to"]]
     assert steps[0] == ("Pending", "Progressing")
     assert steps[-2:] == [("Progressing", "Promoting"), ("Promoting", "Succeeded")]
-    assert [each.generation for each in stage.published()] == list(range(len(stage.published())))
+    assert [each.generation for each in stage.published()] == list(range(1, len(stage.published()) + 1))
 
 
 def test_a_bad_candidate_is_rolled_back_and_stays_refused(stage: Stage) -> None:
