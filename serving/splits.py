@@ -121,7 +121,7 @@ class Listener:
         try:
             reader.seek(self._news.positions())
             while not self._stopping.is_set():
-                records = reader.poll(0.5)
+                records = reader.poll(0.2)
                 split = self._news.take(records) if records else None
                 if split is not None:
                     self._on_split(split)

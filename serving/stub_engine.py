@@ -298,7 +298,7 @@ async def start_stub(
     stub: StubEngine, *, port: int = 0, host: str = "127.0.0.1"
 ) -> tuple[web.AppRunner, str]:
     """Serve it; returns the runner (`await runner.cleanup()` ends it) and the address."""
-    runner = web.AppRunner(stub.app(), handler_cancellation=True, shutdown_timeout=0.2)
+    runner = web.AppRunner(stub.app(), handler_cancellation=True, shutdown_timeout=0.2, access_log=None)
     await runner.setup()
     site = web.TCPSite(runner, host, port)
     await site.start()
