@@ -138,16 +138,21 @@ def read_plan(settings: StackSettings) -> tuple[AgentFile, Plan]:
 def start(settings: StackSettings, show: Show) -> Stack:
     """Check, clean up after a killed predecessor, start everything and wait until it is well. Raises UpError."""
     agent, plan = read_plan(settings)
-    if supervisor_pid(settings.home) is not None:
-        raise UpError(f"a stack is already running in {settings.home}; `ratchet down` ends it")
-    if marked_processes(settings.home):
-        stop_all(settings.home)
+    claim_home(settings.home)
     for finding in examine(settings, agent, plan, look()):
         if finding.level is Level.FAULT:
             raise UpError(f"{finding.about}: {finding.said}; {finding.todo}")
     # Two processes read the keys at their start; they must find the same ones.
     ensure_key(settings.home)
     return run_plan(settings, plan, show)
+
+
+def claim_home(home: Path) -> None:
+    """End what a killed predecessor left in this home. Raises UpError when a stack runs there: its state is not ours."""
+    if supervisor_pid(home) is not None:
+        raise UpError(f"a stack is already running in {home}; `ratchet down` ends it")
+    if marked_processes(home):
+        stop_all(home)
 
 
 def run_plan(settings: StackSettings, plan: Plan, show: Show) -> Stack:

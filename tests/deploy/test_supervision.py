@@ -23,7 +23,7 @@ from deploy.supervision import (
     stop_all,
     supervisor_pid,
 )
-from deploy.up import Ready, Stack, UpError, run_plan
+from deploy.up import Ready, Stack, UpError, claim_home, run_plan
 from tests.running import eventually, free_port
 
 
@@ -102,6 +102,21 @@ def test_orphans_of_a_killed_supervisor_are_ended(settings: StackSettings) -> No
 
     assert killed == []  # asked to end, it ended
     assert not orphans[0].is_running() or orphans[0].status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_home_in_use_is_not_claimed_and_one_with_orphans_is_cleared(settings: StackSettings) -> None:
+    stack = run_plan(settings, plan_of(answering_part("one")), lambda ready: None)
+    pid = supervisor_pid(settings.home)
+    assert pid is not None
+
+    with pytest.raises(UpError, match="already running"):
+        claim_home(settings.home)
+    assert len(marked_processes(settings.home)) == 2
+    os.kill(pid, signal.SIGKILL)
+    assert eventually(lambda: supervisor_pid(settings.home) is None)
+    claim_home(settings.home)
+    assert marked_processes(settings.home) == []
+    stack.stop()
 
 
 def test_an_orphan_that_will_not_end_is_killed(settings: StackSettings) -> None:
