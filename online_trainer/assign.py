@@ -22,6 +22,7 @@ from online_trainer.critics.value import Critic
 from online_trainer.lessons import Lesson, Replay, rewards
 
 BATCH = 256
+MOSTLY_CRITIC = 0.5
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,7 @@ def assign(
     value_EH[mask_EH] = baseline.value_N
     value_EH = torch.where(_before_outcome(batch, mask_EH), value_EH, 0.0)
     reward_EH, value_EH = _outcome_of_the_silent(
-        batch, reward_EH, value_EH, trusted=baseline.replay_share < 1.0
+        batch, reward_EH, value_EH, trusted=baseline.replay_share < MOSTLY_CRITIC
     )
     rule: Credit = MonteCarlo(training.turn.gamma)
     if training.credit == "gae":
@@ -151,7 +152,7 @@ def _outcome_of_the_silent(
     *,
     trusted: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The missing outcome is the baseline: V of the last turn where a critic is trusted, else no baseline and no outcome.
+    """The missing outcome is the baseline: V of its turn where V is mostly the critic's, else no baseline and no outcome.
 
     A replay mean knows only the turn's index; differences of it would credit an episode's length.
     """
