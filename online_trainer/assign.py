@@ -126,7 +126,7 @@ def assign(
     value_EH = torch.zeros_like(reward_EH)
     value_EH[mask_EH] = baseline.value_N
     value_EH = torch.where(_before_outcome(batch, mask_EH), value_EH, 0.0)
-    reward_EH, value_EH = _outcome_of_the_silent(
+    reward_EH, value_EH = outcome_of_the_silent(
         batch, reward_EH, value_EH, trusted=baseline.replay_share < MOSTLY_CRITIC
     )
     rule: Credit = MonteCarlo(training.turn.gamma)
@@ -145,7 +145,7 @@ def assign(
     )
 
 
-def _outcome_of_the_silent(
+def outcome_of_the_silent(
     batch: Sequence[Lesson],
     reward_EH: torch.Tensor,
     value_EH: torch.Tensor,

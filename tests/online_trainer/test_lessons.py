@@ -8,7 +8,7 @@ import torch
 from feedback.agent_file import AgentFile, Weights
 from feedback.schemas import Channels, Experience
 from feedback.training_section import Training
-from online_trainer.assign import Assigned, assign, known_returns
+from online_trainer.assign import Assigned, assign, known_returns, outcome_of_the_silent
 from online_trainer.credit.scale import RunningScale
 from online_trainer.critics.value import Critic
 from online_trainer.features import Features
@@ -91,6 +91,16 @@ def test_an_episode_nobody_reacted_to_is_neither_good_nor_bad(agent: AgentFile) 
     assert not found.carries_signal("ep_000001")
     assert min(found.advantage["ep_000002"]) > 0
     assert found.baseline.lam == 1.0
+
+
+def test_a_trusted_value_stands_in_for_the_missing_outcome() -> None:
+    silent = Lesson.of(item(1, [Channels()] * 3, outcome=None, outcome_turn=1))
+    value_EH = torch.tensor([[0.2, 0.6, 0.0]])
+    reward_EH, kept_EH = outcome_of_the_silent([silent], torch.zeros(1, 3), value_EH, trusted=True)
+    assert reward_EH.tolist() == [[0.0, pytest.approx(0.6), 0.0]]
+    assert torch.equal(kept_EH, value_EH)
+    reward_EH, dropped_EH = outcome_of_the_silent([silent], torch.zeros(1, 3), value_EH, trusted=False)
+    assert reward_EH.tolist() == dropped_EH.tolist() == [[0.0, 0.0, 0.0]]
 
 
 def test_a_courtesy_is_not_credited_with_the_outcome_it_follows(agent: AgentFile) -> None:
