@@ -40,4 +40,4 @@ def paired_interval(after: Sequence[float], before: Sequence[float], *, seed: in
     """Interval of the mean difference over the same tasks in the same order."""
     if len(after) != len(before):
         raise ValueError(f"paired values need equal lengths, not {len(after)} and {len(before)}")
-    return mean_interval(np.asarray(after, dtype=float) - np.asarray(before, dtype=float), seed=seed)  # type: ignore[arg-type]
+    return mean_interval(np.asarray(after, dtype=float) - np.asarray(before, dtype=float), seed=seed)

@@ -36,7 +36,10 @@ def fresh_home(home: Path) -> Path:
 SHORT_SECTIONS: Mapping[str, Mapping[str, Any]] = {
     "episode": {"idle": "6s", "grace": "6s"},
     "offer": {"min_updates": 1},
-    "training": {"batch": {"min_episodes": 24, "max_episodes": 24, "min_rated": 8, "min_users": 8}},
+    "training": {
+        "batch": {"min_episodes": 24, "max_episodes": 24, "min_rated": 8, "min_users": 8},
+        "critic": {"pretrain_steps": 20},
+    },
 }
 """What `--short` changes: one small update is enough to go round once. It claims no learning."""
 
