@@ -21,7 +21,9 @@ def test_help_needs_no_torch() -> None:
         "assert done.exit_code == 0 and '--dialogues' in done.output\n"
         "assert not {'torch', 'transformers'} & set(sys.modules)\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, env={"COLUMNS": "200", "NO_COLOR": "1"}, timeout=60)
+    subprocess.run(
+        [sys.executable, "-c", code], check=True, env={"COLUMNS": "200", "NO_COLOR": "1"}, timeout=60
+    )
 
 
 def test_a_missing_file_is_a_usage_error() -> None:
