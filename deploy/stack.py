@@ -69,7 +69,9 @@ class StackSettings(BaseSettings):
 
 @dataclass(frozen=True)
 class Part:
-    """One process of the stack. `health` is an address to GET, or host:port of a Kafka broker."""
+    """One process of the stack. `health` is an address to GET, or host:port of a Kafka broker; one that `forks` has
+    children that may outlive it.
+    """
 
     name: str
     command: tuple[str, ...]
@@ -77,6 +79,7 @@ class Part:
     ports: tuple[int, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     nice: int = 0
+    forks: bool = False
 
 
 @dataclass(frozen=True)
@@ -149,6 +152,7 @@ def _engine(settings: StackSettings, agent: AgentFile, *, dtype: Dtype, cores: i
         f"http://127.0.0.1:{settings.engine_port}/health",
         ports=(settings.engine_port,),
         environment=engine_environment(options),
+        forks=True,
     )
 
 
@@ -182,6 +186,7 @@ def _mlflow(settings: StackSettings) -> Part:
         ports=(settings.mlflow_port,),
         # No jobs run in this server: their executor would be two more processes.
         environment={"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
+        forks=True,
     )
 
 

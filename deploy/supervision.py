@@ -22,9 +22,9 @@ from xmlrpc.client import ServerProxy
 import psutil
 from supervisor.xmlrpc import SupervisorTransport
 
+from deploy.marks import MARK, variable_of
 from deploy.stack import Part, Plan
 
-MARK = "RATCHET_STACK"
 # A misconfigured process says so with this code; starting it again cannot help.
 MISCONFIGURED = 2
 _STOP_WAIT_S = 12
@@ -134,7 +134,7 @@ def supervisor_pid(home: Path) -> int | None:
 def marked_processes(home: Path) -> list[psutil.Process]:
     """Every live process that carries this home's mark."""
     wanted, own = mark_of(home), os.getpid()
-    return [each for each in psutil.process_iter() if each.pid != own and _mark(each) == wanted]
+    return [each for each in psutil.process_iter() if each.pid != own and variable_of(each, MARK) == wanted]
 
 
 def stop_all(home: Path, *, timeout_s: float = 60.0, stop_wait_s: float = _STOP_WAIT_S) -> list[str]:
@@ -162,15 +162,6 @@ def _wait_until_gone(home: Path, *, timeout_s: float) -> None:
         time.sleep(0.1)
 
 
-def _mark(process: psutil.Process) -> str | None:
-    try:
-        if process.status() == psutil.STATUS_ZOMBIE:
-            return None
-        return process.environ().get(MARK)
-    except (psutil.Error, OSError):
-        return None
-
-
 def _terminate(process: psutil.Process) -> None:
     with contextlib.suppress(psutil.NoSuchProcess):
         process.terminate()
@@ -196,7 +187,11 @@ def _group(name: str, parts: Sequence[Part], *, priority: int) -> str:
 
 
 def _program(home: Path, part: Part) -> str:
-    command = ("nice", "-n", str(part.nice), *part.command) if part.nice else part.command
+    command = part.command
+    if part.forks:
+        command = (sys.executable, "-m", "deploy.takeover", *command)
+    if part.nice:
+        command = ("nice", "-n", str(part.nice), *command)
     lines = [
         f"[program:{part.name}]",
         f"command={_quoted(shlex.join(command))}",

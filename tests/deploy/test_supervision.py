@@ -12,9 +12,9 @@ import psutil
 import pytest
 
 from deploy.doctor import Level, check_port
+from deploy.marks import MARK
 from deploy.stack import Part, Plan, StackSettings
 from deploy.supervision import (
-    MARK,
     launch,
     mark_of,
     marked_processes,
@@ -23,7 +23,7 @@ from deploy.supervision import (
     stop_all,
     supervisor_pid,
 )
-from deploy.up import Ready, Stack, UpError, claim_home, run_plan
+from deploy.up import Ready, Stack, UpError, claim_home, is_well, run_plan
 from tests.running import eventually, free_port
 
 
@@ -67,6 +67,29 @@ def test_a_killed_part_comes_back(settings: StackSettings) -> None:
     os.kill(first, signal.SIGKILL)
 
     assert eventually(lambda: stack.states()["one"].pid not in (0, first))
+    stack.stop()
+
+
+def test_a_killed_part_takes_its_children_with_it_before_it_comes_back(
+    settings: StackSettings, tmp_path: Path
+) -> None:
+    """As `mlflow server` does: the child listens, the parent only waits."""
+    port = free_port()
+    parent = tmp_path / "parent.py"
+    parent.write_text(
+        "import subprocess, sys\n"
+        f"subprocess.run([sys.executable, '-m', 'http.server', '{port}', '--bind', '127.0.0.1'], check=True)\n"
+    )
+    part = Part("one", (sys.executable, str(parent)), f"http://127.0.0.1:{port}/", forks=True)
+    stack = run_plan(settings, plan_of(part), lambda ready: None)
+    first = stack.states()["one"].pid
+    (child,) = psutil.Process(first).children()
+
+    os.kill(first, signal.SIGKILL)
+
+    assert eventually(lambda: stack.states()["one"].pid not in (0, first))
+    assert eventually(lambda: not child.is_running() and is_well(part.health))
+    assert len(marked_processes(settings.home)) == 3  # supervisord, parent, child
     stack.stop()
 
 
