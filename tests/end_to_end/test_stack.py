@@ -65,8 +65,11 @@ def test_another_home_is_told_who_holds_the_port(live_stack: LiveStack, tmp_path
     assert marked_processes(elsewhere.home) == []
 
 
-@pytest.mark.parametrize("part", ["feedback", "deploy"])
-def test_a_killed_part_is_well_again(live_stack: LiveStack, part: str) -> None:
+@pytest.mark.parametrize(
+    "part", ["feedback", "deploy", "mlflow", pytest.param("engine", marks=pytest.mark.crash)]
+)
+def test_a_killed_part_is_well_again_and_leaves_no_orphan(live_stack: LiveStack, part: str) -> None:
+    before = len(marked_processes(live_stack.home))
     killed = live_stack.pid_of(part)
 
     os.kill(killed, signal.SIGKILL)
@@ -75,7 +78,10 @@ def test_a_killed_part_is_well_again(live_stack: LiveStack, part: str) -> None:
         state = live_stack.part(part)
         return bool(state["well"]) and state["pid"] != killed
 
-    assert eventually(is_back, within_s=180), live_stack.logs()
+    assert eventually(is_back, within_s=400), live_stack.logs()
+    assert eventually(lambda: len(marked_processes(live_stack.home)) == before)
+    # Serving routes to a restarted engine once it has given it its adapters back.
+    assert eventually(lambda: live_stack.part("serving")["well"], within_s=60)
 
 
 def test_a_start_that_fails_leaves_nothing_running(tmp_path: Path) -> None:
