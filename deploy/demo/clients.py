@@ -88,10 +88,12 @@ def success_by_arm(clients: Clients, facts: Facts) -> dict[str, list[tuple[int, 
     return {arm: sorted(points) for arm, points in sorted(by_arm.items())}
 
 
-def running_mean(points: Sequence[tuple[int, float]], *, window: int) -> list[tuple[int, float]]:
-    """(index, mean of the last `window` values), from the first full window on."""
+def running_mean(
+    points: Sequence[tuple[int, float]], *, window: int, began: int
+) -> list[tuple[float, float]]:
+    """(minutes since `began` in ms, mean of the last `window` values), from the first full window on."""
     values = [value for _, value in points]
     return [
-        (end, sum(values[end - window : end]) / window)
+        ((points[end - 1][0] - began) / 60_000, sum(values[end - window : end]) / window)
         for end in range(window, len(values) + 1, max(1, window // 8))
     ]

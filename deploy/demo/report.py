@@ -24,7 +24,6 @@ class Point:
     mean: float
     lo: float
     hi: float
-    label: str
 
 
 @dataclass(frozen=True)
@@ -32,10 +31,8 @@ class Series:
     """What the pictures are drawn from."""
 
     head: Sequence[Point] = ()
-    live: Mapping[str, Sequence[tuple[int, float]]] = field(default_factory=dict)
-    evidence: Sequence[tuple[float, float, float, str]] = ()
+    live: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
     updates: Sequence[Mapping[str, Any]] = ()
-    bars: tuple[float, float] = (20.0, 20.0)
 
 
 def write_report(path: Path, summary: Mapping[str, Any], series: Series) -> None:
@@ -82,7 +79,12 @@ def learning_curve(summary: Mapping[str, Any], series: Series) -> str:
         yerr=[[champion["mean"] - champion["lo"]], [champion["hi"] - champion["mean"]]],
         color=COLOURS["champion"], marker="s", capsize=3, linestyle="none", label="the champion",
     )  # fmt: skip
-    axes.set(xlabel="rated episodes", ylabel=f"success on {held['tasks']} held-out tasks", ylim=(0, 1))
+    axes.set(
+        xlabel="rated episodes",
+        ylabel=f"success on {held['tasks']} held-out tasks",
+        ylim=(0, 1),
+        xlim=(0, None),
+    )
     axes.legend(frameon=False, fontsize=9, loc="upper left", ncols=2)
     return _svg(figure)
 
@@ -98,7 +100,7 @@ def live_success(series: Series) -> str:
             label=arm,
             linewidth=1.6,
         )
-    axes.set(xlabel="episodes", ylabel="success, running mean", ylim=(0, 1))
+    axes.set(xlabel="minutes", ylabel="success, running mean", ylim=(0, 1), xlim=(0, None))
     if series.live:
         axes.legend(frameon=False, fontsize=9, loc="upper left", ncols=3)
     return _svg(figure)

@@ -138,13 +138,13 @@ def rate(clients: Clients) -> float:
 
 def series(given: Inputs) -> Series:
     """What the report draws."""
-    curve = [
-        Point(rated, **evaluation.interval().as_json(), label=f"after {rated}")
-        for rated, evaluation in given.held.curve
-    ]
+    measured = [(0, given.held.start), *given.held.curve]
+    curve = [Point(rated, **evaluation.interval().as_json()) for rated, evaluation in measured]
     by_arm = success_by_arm(given.clients, given.facts)
+    began = min((at for points in by_arm.values() for at, _ in points), default=0)
     live = {
-        arm: running_mean(points, window=min(60, max(1, len(points) // 3))) for arm, points in by_arm.items()
+        arm: running_mean(points, window=min(60, max(1, len(points) // 3)), began=began)
+        for arm, points in by_arm.items()
     }
     return Series(head=curve, live=live, updates=update_rows(given.facts))
 
