@@ -9,7 +9,6 @@ import yaml
 
 MARK = "made-by-demo"
 _STATE = ("db", "kafka", "mlflow", "adapters", "trainer", "log", "supervisor", "demo")
-_KEPT = {MARK, "keys.json", "api-key"}
 
 
 class HomeTaken(ValueError):
@@ -19,7 +18,7 @@ class HomeTaken(ValueError):
 def fresh_home(home: Path) -> Path:
     """Empty an earlier demo's state and return the folder for this one's results. Raises HomeTaken."""
     present = {path.name for path in home.iterdir()} if home.exists() else set()
-    if present - _KEPT and MARK not in present:
+    if present & set(_STATE) and MARK not in present:
         raise HomeTaken(
             f"{home} holds the state of a stack that is not a demo's; "
             "set RATCHET_HOME to another folder, or remove it yourself"

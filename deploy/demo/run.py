@@ -71,6 +71,7 @@ def run(options: DemoOptions, console: Console) -> dict[str, Any]:
     began = time.monotonic()
     sizes = choose_sizes(short=options.short, long=options.long, has_bfloat16=look().has_bfloat16)
     stack_settings = StackSettings()
+    up.claim_home(stack_settings.home)
     results = fresh_home(stack_settings.home)
     agent_file = own_agent_file(stack_settings.agent_file, results / "agent.yaml", short=sizes.short)
     stack_settings = stack_settings.model_copy(update={"agent_file": agent_file})
