@@ -11,6 +11,7 @@ from feedback.schemas import Decision, TrafficSplit, version_number
 from online_trainer import account
 from online_trainer.collect import Readable, collect
 from online_trainer.follow import read_split
+from online_trainer.pause import Pause
 from online_trainer.registry import RegistryDown
 from online_trainer.state import Version
 from online_trainer.trainer import Trainer
@@ -55,6 +56,8 @@ def follow(trainer: Trainer, split: TrafficSplit) -> bool:
     if split.generation <= progress.generation:
         return False
     turn = read_split(progress, split)
+    if turn.champion != progress.champion:
+        progress.pause = Pause()  # what was refused was measured against another champion's traffic
     progress.generation, progress.champion = split.generation, turn.champion
     progress.resolved += turn.resolved
     if turn.champion not in progress.versions:

@@ -298,7 +298,7 @@ class Adapters:
         if self.split is not None and wanted.generation <= self.split.generation:
             return
         if wanted.candidate is not None and self._refused_everywhere(wanted.candidate.version):
-            wanted = wanted.model_copy(update={"candidate": None, "share": 0.0})
+            wanted = wanted.model_copy(update={"candidate": None, "canary_id": None, "share": 0.0})
         if all(self.pick(version) is not None for version in versions(wanted)):
             self.split = wanted
             _log.info("split %d in force: champion %s", wanted.generation, wanted.champion.version)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deploy.demo.children import Children
+from deploy.demo.children import ChildFailed, Children
 from deploy.demo.live import Performance
 from deploy.demo.sizes import Sizes
 
@@ -59,8 +59,13 @@ async def sabotage(
     superseded once it has had its units.
     """
     making = asyncio.create_task(children.sabotage(champion, out))
-    made: dict[str, Any] = await show.keep_looking("a saboteur trains", making, expected_s=90.0)
-    offered = await show.steering.offer(out)
+    try:
+        made: dict[str, Any] = await show.keep_looking("a saboteur trains", making, expected_s=90.0)
+    except ChildFailed as error:
+        show.say(str(error))
+        return Sabotage(version="none", rolled_back=False, success=1.0, faulty_share=0.0)
+    offering = asyncio.create_task(show.steering.offer(out))
+    offered: dict[str, Any] = await show.keep_looking("the sabotage is offered", offering, expected_s=30.0)
     trial: dict[str, Any] = {}
 
     def is_over() -> bool:

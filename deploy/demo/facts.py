@@ -198,7 +198,11 @@ class UpdateTail:
 
     def snapshots(self) -> dict[str, Path]:
         """Folder of each kept adapter by update id."""
-        return {path.name: path for path in self._heads.iterdir()} if self._heads.exists() else {}
+        return (
+            {path.name: path for path in self._heads.iterdir() if not path.name.startswith(".")}
+            if self._heads.exists()
+            else {}
+        )
 
     def folder_of(self, digest: str) -> Path | None:
         """The kept adapter with this digest."""
@@ -213,5 +217,12 @@ class UpdateTail:
 
     def _keep(self, update_id: str) -> None:
         source, copy = self._adapters / update_id, self._heads / update_id
-        if source.exists() and not copy.exists():
-            shutil.copytree(source, copy)
+        if copy.exists():
+            return
+        temporary = copy.with_name(f".{copy.name}")
+        shutil.rmtree(temporary, ignore_errors=True)
+        try:
+            shutil.copytree(source, temporary)
+        except (FileNotFoundError, shutil.Error):
+            return  # the trainer has tidied it away: this head is left out of the curve
+        temporary.rename(copy)

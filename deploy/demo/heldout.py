@@ -38,7 +38,7 @@ async def measure(
     champion: str,
 ) -> Held:
     """Evaluate every version once; the same bytes are not measured twice. `snapshots` are folders by update id."""
-    heads = accepted_heads(facts)
+    heads = [(rated, update) for rated, update in accepted_heads(facts) if update.update_id in snapshots]
     marked = spread(heads[:-1], sizes.curve_points) + heads[-1:]
     promoted = [update for _, update in heads if update.version == champion]
     folders = {

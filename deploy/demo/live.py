@@ -47,6 +47,10 @@ class Performance:
         if self._live is not None:
             self._live.stop()
 
+    def say(self, said: str) -> None:
+        """One line that stays on the terminal."""
+        self._console.print(said, soft_wrap=True, highlight=False)
+
     def open_doors(self) -> None:
         """Let the users in."""
         self._users = asyncio.create_task(self.pool.run())

@@ -116,6 +116,7 @@ async def _play(setting: Setting, stack: up.Stack, console: Console) -> dict[str
         clients = read_clients(results / "clients.jsonl")
         settling = asyncio.create_task(settle(bus, clients, limit_s=SETTLE_S))
         facts = await show.keep_looking("the stream settles", settling)
+        updates.counts()
         champion = (show.scene.status.get("champion")) or setting.agent.base_version
         measuring = asyncio.create_task(
             measure(

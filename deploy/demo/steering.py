@@ -25,15 +25,17 @@ class Steering:
         return await self._call("GET", f"/v1/canaries/{canary_id}")
 
     async def offer(self, adapter: Path) -> dict[str, Any]:
-        """Offer an adapter folder, as `ratchet canary offer PATH` does. Raises CallError."""
-        return await self._call("POST", "/v1/canaries", {"path": str(adapter.resolve())})
+        """Offer an adapter folder, as `ratchet canary offer PATH` does: gate and registration take a while. Raises CallError."""
+        return await self._call("POST", "/v1/canaries", {"path": str(adapter.resolve())}, timeout_s=300.0)
 
     async def promote(self, canary_id: str) -> dict[str, Any]:
         """Make a candidate champion by hand, whatever the evidence says. Raises CallError."""
         return await self._call("POST", f"/v1/canaries/{canary_id}/promote", {"full": True})
 
-    async def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    async def _call(
+        self, method: str, path: str, body: dict[str, Any] | None = None, *, timeout_s: float = 20.0
+    ) -> dict[str, Any]:
         answer: dict[str, Any] = await asyncio.to_thread(
-            call, method, self._address + path, key=self._key, body=body, timeout_s=60.0
+            call, method, self._address + path, key=self._key, body=body, timeout_s=timeout_s
         )
         return answer

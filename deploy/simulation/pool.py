@@ -38,7 +38,7 @@ class Crowd:
     """How many users there are and how they behave; seconds are (least, most)."""
 
     users: int = 120
-    talking: int = 24
+    talking: int = 16
     episodes: int | None = None  # stop after so many
     rating_delay_s: tuple[float, float] = (0.2, 10.0)
     very_late: float = 0.03  # of the ratings come after `very_late_s`
