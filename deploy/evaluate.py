@@ -106,9 +106,12 @@ def evaluate(
     agent: AgentFile, versions: Sequence[Version], *, tasks: int, samples: int, seed: int = HELDOUT_SEED
 ) -> Iterator[tuple[str, Evaluation]]:
     """Sample every task `samples` times (greedy: once) under each version. ManifestError on a damaged folder."""
+    import torch
+
     from online_trainer.policy import load_base
 
-    base = load_base(agent.model.path, dtype=torch_float32())
+    # The format of every held-out figure: the same on all machines.
+    base = load_base(agent.model.path, dtype=torch.float32)
     for version in versions:
         with under_adapter(base, version.adapter) as model:
             found = conduct_of(agent, model, version, tasks=tasks, samples=samples, seed=seed)
@@ -187,13 +190,6 @@ def under_adapter(base: Any, adapter: Path | None) -> Iterator[Any]:
         yield model
     finally:
         model.unload()
-
-
-def torch_float32() -> Any:
-    """The format of every held-out figure: the same on all machines."""
-    import torch
-
-    return torch.float32
 
 
 def main(
