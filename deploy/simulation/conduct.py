@@ -46,7 +46,7 @@ class Rates:
 MIXTURES: dict[Mixture, Rates] = {
     "careful": Rates(0, 0, 0, 0),
     "mixed": Rates(0.25, 0.2, 0.12, 0.25),
-    "majority": Rates(0.6, 0.15, 0.1, 0.15),
+    "majority": Rates(0.75, 0.15, 0.1, 0.15),
 }
 
 
