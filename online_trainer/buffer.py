@@ -88,15 +88,17 @@ class Buffer:
         return refused
 
     def ready(self, now_ms: int, settings: BatchSettings) -> tuple[Experience, ...] | None:
-        """The oldest episodes past their cut-off when they are enough; rated ones first where too few are rated."""
+        """The newest episodes past their cut-off when they are enough; rated ones first where too few are rated.
+
+        When more arrives than updates can use, what the oldest say about an older champion is what goes unused.
+        """
         due = sorted(
             (e for e in self.waiting.values() if e.cutoff_at <= now_ms),
-            key=lambda e: (e.cutoff_at, e.episode_id),
+            key=lambda e: (-e.cutoff_at, e.episode_id),
         )
         chosen = due[: settings.max_episodes]
         if _rated(chosen) < settings.min_rated:
-            chosen = sorted(due, key=lambda e: (e.thumb is None, e.cutoff_at, e.episode_id))
-            chosen = chosen[: settings.max_episodes]
+            chosen = sorted(due, key=lambda e: e.thumb is None)[: settings.max_episodes]
         return tuple(chosen) if is_enough(chosen, settings) else None
 
     def named(self, episode_ids: Sequence[str]) -> tuple[Experience, ...]:

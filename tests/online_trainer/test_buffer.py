@@ -64,12 +64,20 @@ def test_one_person_is_enough_in_single_user_mode() -> None:
     assert buffer.ready(2000, SETTINGS.model_copy(update={"single_user": True})) is not None
 
 
-def test_rated_episodes_go_first_where_the_oldest_are_silent() -> None:
+def test_rated_episodes_go_first_where_the_newest_are_silent() -> None:
     buffer = Buffer()
     for number in range(8):
         buffer.add(item(number, thumb=None if number < 4 else 1))
     taken = buffer.ready(2000, SETTINGS)
     assert taken is not None and [e.thumb for e in taken] == [1, 1, 1, 1]
+
+
+def test_the_newest_go_first_when_more_arrives_than_updates_can_use() -> None:
+    buffer = Buffer()
+    for number in range(6):
+        buffer.add(item(number, cutoff_at=1000 + number))
+    taken = buffer.ready(2000, SETTINGS)
+    assert taken is not None and [e.cutoff_at for e in taken] == [1005, 1004, 1003, 1002]
 
 
 @pytest.mark.parametrize(
