@@ -41,7 +41,7 @@ def main() -> int:
     except (AgentFileError, KeyFileError) as error:
         log.error("%s", error)
         return 2
-    engine = open_database("deploy", home=settings.home, url=settings.database or None)
+    engine = open_database("deploy", home=settings.home, url=settings.database)
     create_tables(engine)
     outbox = Outbox(engine, settings.spool_bound)
     bus = KafkaBus(settings.kafka, "deploy")

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import AliasChoices
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings
 
@@ -36,10 +35,7 @@ def variables(settings: type[BaseSettings]) -> Iterator[tuple[str, FieldInfo]]:
     prefix = settings.model_config.get("env_prefix", "")
     for name, info in settings.model_fields.items():
         alias = info.validation_alias
-        if isinstance(alias, AliasChoices):
-            yield str(alias.choices[0]), info
-        else:
-            yield str(alias) if alias else f"{prefix}{name}".upper(), info
+        yield str(alias) if alias else f"{prefix}{name}".upper(), info
 
 
 def render(classes: Sequence[type[BaseSettings]]) -> str:

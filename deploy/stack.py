@@ -10,49 +10,43 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from pydantic import AliasChoices, Field
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
 
 from deploy.engine import EngineOptions, engine_command, engine_environment
 from deploy.machine import Dtype
 from feedback.agent_file import AgentFile
+from feedback.settings import Shared
 
 PROFILES = Path(__file__).parent / "profiles"
 Port = int
 
 
-class StackSettings(BaseSettings):
-    """`DEPLOY_…` for what `ratchet up` starts, and the shared names that every process reads."""
+class StackSettings(Shared):
+    """`DEPLOY_…` for what `ratchet up` starts."""
 
-    model_config = SettingsConfigDict(env_prefix="DEPLOY_", extra="ignore", frozen=True)
+    model_config = SettingsConfigDict(env_prefix="DEPLOY_")
 
-    home: Path = Field(default=Path(".ratchet"), validation_alias=AliasChoices("RATCHET_HOME", "home"))
-    agent_file: Path = Field(
-        default=PROFILES / "desk" / "agent.yaml",
-        validation_alias=AliasChoices("RATCHET_AGENT", "agent_file"),
-    )
+    agent_file: Path = Field(default=PROFILES / "desk" / "agent.yaml", validation_alias="RATCHET_AGENT")
     kafka: str = Field(
         default="",
-        validation_alias=AliasChoices("RATCHET_KAFKA", "kafka"),
+        validation_alias="RATCHET_KAFKA",
         description="host:port of a cluster to use; empty = start a node",
     )
     mlflow: str = Field(
         default="",
-        validation_alias=AliasChoices("MLFLOW_TRACKING_URI", "mlflow"),
+        validation_alias="MLFLOW_TRACKING_URI",
         description="address of a server to use; empty = start one",
     )
     engines: str = Field(
         default="",
-        validation_alias=AliasChoices("SERVING_ENGINES", "engines"),
+        validation_alias="SERVING_ENGINES",
         description="comma list of vLLM addresses to use; empty = start one",
     )
-    serving_port: Port = Field(default=8000, validation_alias=AliasChoices("SERVING_PORT", "serving_port"))
+    serving_port: Port = Field(default=8000, validation_alias="SERVING_PORT")
     port: Port = Field(default=8001, description="deploy's own API")
-    feedback_port: Port = Field(
-        default=8002,
-        validation_alias=AliasChoices("FEEDBACK_METRICS_PORT", "FEEDBACK_PORT", "feedback_port"),
-    )
-    trainer_port: Port = Field(default=8003, validation_alias=AliasChoices("TRAINER_PORT", "trainer_port"))
+    feedback_port: Port = Field(default=8002, validation_alias="FEEDBACK_METRICS_PORT")
+    trainer_port: Port = Field(default=8003, validation_alias="TRAINER_PORT")
     kafka_port: Port = Field(default=9092, description="of the node we start")
     kafka_controller_port: Port = Field(default=9093, description="of the node we start")
     mlflow_port: Port = Field(default=5000, description="of the server we start")

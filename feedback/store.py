@@ -47,8 +47,8 @@ class Zombie(RuntimeError):
     """Somebody else moved this reader's positions: this process must stop and start again from what is stored."""
 
 
-def open_database(role: str, *, home: Path, url: str | None) -> Engine:
-    """The role's database: `<home>/db/<role>.sqlite`, or the schema `<role>` of the PostgreSQL at `url`.
+def open_database(role: str, *, home: Path, url: str = "") -> Engine:
+    """The role's database: the schema `<role>` of the PostgreSQL at `url`; without one `<home>/db/<role>.sqlite`.
 
     Write transactions (`engine.begin()`) take SQLite's write lock when they begin, so that two of them never
     deadlock half way; use `reading(engine)` where nothing is written.

@@ -6,28 +6,17 @@ Invariant: importing this loads neither torch nor mlflow.
 from pathlib import Path
 from typing import Literal
 
-from pydantic import AliasChoices, Field
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from feedback.settings import Shared
 
 
-class Settings(BaseSettings):
-    """`TRAINER_…`, and the shared names that every process reads."""
+class Settings(Shared):
+    """`TRAINER_…`."""
 
-    model_config = SettingsConfigDict(env_prefix="TRAINER_", extra="ignore", frozen=True)
+    model_config = SettingsConfigDict(env_prefix="TRAINER_")
 
-    home: Path = Field(default=Path(".ratchet"), validation_alias=AliasChoices("RATCHET_HOME", "home"))
-    agent_file: Path = Field(
-        default=Path("deploy/profiles/desk/agent.yaml"),
-        validation_alias=AliasChoices("RATCHET_AGENT", "agent_file"),
-    )
-    kafka: str = Field(
-        default="127.0.0.1:9092",
-        validation_alias=AliasChoices("RATCHET_KAFKA", "kafka"),
-        description="host:port",
-    )
-    mlflow: str = Field(
-        default="http://127.0.0.1:5000", validation_alias=AliasChoices("MLFLOW_TRACKING_URI", "mlflow")
-    )
     threads: int = Field(
         default=0, ge=0, description="torch threads; 0 = one less than the cores, at least 1"
     )

@@ -55,8 +55,8 @@ async def running(
     fetch: Fetch | None = None,
 ) -> AsyncGenerator[Gateway, None]:
     """A gateway with its writer, drainer, listener and reconciler at work."""
-    agent_file = load_agent_file(settings.agent)
-    database = open_database("serving", home=settings.home, url=settings.database or None)
+    agent_file = load_agent_file(settings.agent_file)
+    database = open_database("serving", home=settings.home, url=settings.database)
     # Shorter than the 5 s after which a vLLM server closes idle connections.
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=2)
     async with aiohttp.ClientSession(connector=connector) as session:

@@ -1,25 +1,17 @@
 """The gateway's settings, from the environment. Shared names have no prefix; its own begin with `SERVING_`."""
 
-from pathlib import Path
-
 from pydantic import Field
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import SettingsConfigDict
+
+from feedback.settings import Shared
 
 
-class Settings(BaseSettings):
+class Settings(Shared):
     """Units and bounds stand beside each field."""
 
-    model_config = SettingsConfigDict(env_prefix="SERVING_", extra="ignore", populate_by_name=True)
+    model_config = SettingsConfigDict(env_prefix="SERVING_")
 
-    home: Path = Field(default=Path(".ratchet"), validation_alias="RATCHET_HOME")
-    agent: Path = Field(default=Path("deploy/profiles/desk/agent.yaml"), validation_alias="RATCHET_AGENT")
-    kafka: str = Field(default="127.0.0.1:9092", validation_alias="RATCHET_KAFKA")
-    mlflow: str = Field(default="http://127.0.0.1:5000", validation_alias="MLFLOW_TRACKING_URI")
-    database: str = Field(default="", validation_alias="RATCHET_DATABASE", description="empty = SQLite")
-    api_keys: str = Field(default="", validation_alias="RATCHET_API_KEYS", repr=False)
-    engines: str = Field(
-        default="http://127.0.0.1:8100", validation_alias="SERVING_ENGINES", description="comma between URLs"
-    )
+    engines: str = Field(default="http://127.0.0.1:8100", description="vLLM addresses, comma between")
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
     max_body: int = Field(default=1024 * 1024, ge=1024, description="bytes of a request's body")

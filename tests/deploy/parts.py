@@ -137,7 +137,7 @@ class Stage:
         self.restart()
 
     def restart(self) -> None:
-        self.engine: Engine = open_database("deploy", home=self.home, url=None)
+        self.engine: Engine = open_database("deploy", home=self.home)
         create_tables(self.engine)
         self.outbox = Outbox(self.engine, 1000)
         self.steering = Steering(self.engine, self.outbox, self.agent, clock=lambda: self.now)

@@ -14,7 +14,7 @@ from feedback.store import open_database
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Engine:
-    return open_database("feedback", home=tmp_path, url=None)
+    return open_database("feedback", home=tmp_path)
 
 
 def put(engine: Engine, outbox: Outbox, *values: bytes) -> None:

@@ -76,7 +76,7 @@ class Life:
 
     def __init__(self, home: Path, bus: MemoryBus | None = None) -> None:
         self.bus = bus if bus is not None else MemoryBus()
-        self.engine = open_database("feedback", home=home, url=None)
+        self.engine = open_database("feedback", home=home)
         self.now = 0
         self.monitor = Monitor()
         self.worker = self.born()

@@ -209,7 +209,11 @@ async def world(
             stack.push_async_callback(runner.cleanup)
             urls.append(url)
         chosen = Settings(
-            home=home / "home", agent=agent_path, api_keys=KEYS, engines=",".join(urls), **(settings or {})
+            home=home / "home",
+            agent_file=agent_path,
+            api_keys=KEYS,
+            engines=",".join(urls),
+            **(settings or {}),
         )
         gateway = await stack.enter_async_context(running(chosen, bus, clock=clock))
         url = await stack.enter_async_context(_http(gateway))
