@@ -104,6 +104,9 @@ class BatchSettings(TrainingPart):
 
     min_episodes: int = Field(default=48, ge=1)
     max_episodes: int = Field(default=64, ge=1)
+    max_waiting: int = Field(
+        default=1024, ge=1, description="episodes that may wait; beyond them those of least use go untrained"
+    )
     min_rated: int = Field(default=20, ge=0)
     min_users: int = Field(default=12, ge=1)
     max_rater_share: float = Field(default=0.10, gt=0, le=1)

@@ -75,31 +75,37 @@ class Buffer:
             self.untrainable["withdrawn"] += 1
         self.settled[episode_id] = FOR_EVER
 
-    def sift(self, age: Age, settings: Staleness) -> list[tuple[Experience, str]]:
-        """Settle what is past its cut-off and can never be trained; what it was, and why."""
+    def sift(self, age: Age, settings: Staleness, *, at_most: int) -> list[tuple[Experience, str]]:
+        """Settle what is past its cut-off and can never be trained, or is one too many; what it was, and why."""
+        due = self._due(age.now_ms)
         refused = [
-            (experience, reason)
-            for experience in self.waiting.values()
-            if experience.cutoff_at <= age.now_ms and (reason := _refusal(experience, age, settings))
+            (experience, reason) for experience in due if (reason := _refusal(experience, age, settings))
         ]
+        hopeless = {experience.episode_id for experience, _ in refused}
+        usable = [experience for experience in due if experience.episode_id not in hopeless]
+        refused += [(experience, "backlog") for experience in usable[at_most:]]
         for experience, reason in refused:
             self.settle(experience)
             self.untrainable[reason] += 1
         return refused
 
     def ready(self, now_ms: int, settings: BatchSettings) -> tuple[Experience, ...] | None:
-        """The newest episodes past their cut-off when they are enough; rated ones first where too few are rated.
-
-        When more arrives than updates can use, what the oldest say about an older champion is what goes unused.
-        """
-        due = sorted(
-            (e for e in self.waiting.values() if e.cutoff_at <= now_ms),
-            key=lambda e: (-e.cutoff_at, e.episode_id),
-        )
+        """The most useful episodes past their cut-off when they are enough; thumbs first where too few are rated."""
+        due = self._due(now_ms)
         chosen = due[: settings.max_episodes]
         if _rated(chosen) < settings.min_rated:
             chosen = sorted(due, key=lambda e: e.thumb is None)[: settings.max_episodes]
         return tuple(chosen) if is_enough(chosen, settings) else None
+
+    def _due(self, now_ms: int) -> list[Experience]:
+        """Past their cut-off, the most useful first: those with a known outcome, and of these the newest.
+
+        It matters when more arrives than updates can use: what the oldest say about an older champion then goes unused.
+        """
+        return sorted(
+            (e for e in self.waiting.values() if e.cutoff_at <= now_ms),
+            key=lambda e: (e.outcome_reward is None, -e.cutoff_at, e.episode_id),
+        )
 
     def named(self, episode_ids: Sequence[str]) -> tuple[Experience, ...]:
         """The experiences of a batch that was written down before training."""

@@ -70,6 +70,7 @@ def _step(trainer: Trainer, taken: Taken, batch: Batch, seen: Survey, assigned: 
         training=trainer.parts.agent.training,
         rate=trainer.progress.rate.rate,
         beta=trainer.progress.beta.beta,
+        norms=trainer.progress.norms,
         generator=trainer.generator(3),
     )
 

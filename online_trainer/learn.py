@@ -13,16 +13,12 @@ from online_trainer.trainer import Trainer
 
 
 def study(trainer: Trainer, taken: Taken) -> Survey:
-    """The frozen reference reads the batch and whatever it has not read yet, once."""
-    replay = trainer.replay
-    by_id = {e.episode_id: e for e in (*replay.unseen.values(), *taken.experiences)}
-    seen = survey(
-        trainer.policy,
-        list(by_id.values()),
-        reference=trainer.reference,
-        token_budget=trainer.parts.agent.training.token_budget,
-    )
-    replay.learn(seen)
+    """The frozen reference reads the batch, and some of the other rated episodes for the reward model and the critic."""
+    replay, settings = trainer.replay, trainer.parts.agent.training
+    others = replay.rated_unseen(settings.batch.max_episodes // 2)
+    read = list({e.episode_id: e for e in (*others, *taken.experiences)}.values())
+    seen = survey(trainer.policy, read, reference=trainer.reference, token_budget=settings.token_budget)
+    replay.learn(seen, read)
     return seen
 
 

@@ -16,6 +16,9 @@ from feedback.agent_file import Weights
 from feedback.schemas import Channels, Experience
 from online_trainer.features import Features, Survey
 
+KEPT_UNSEEN = 256
+"""Rated episodes that wait to be read; where updates are slow they would pile up."""
+
 
 class Lesson(BaseModel):
     """An episode without its ids. Turns after `outcome_turn` are courtesies that nobody rates."""
@@ -70,7 +73,7 @@ def rewards(lesson: Lesson, rho: Mapping[int, float], *, weights: Weights, clip:
 
 @dataclass
 class Replay:
-    """Lessons by episode, oldest first; experiences whose features are still to be computed."""
+    """Lessons by episode, oldest first; experiences whose features may still be computed."""
 
     lessons: dict[str, Lesson] = field(default_factory=dict)
     features: dict[str, Features] = field(default_factory=dict)
@@ -93,11 +96,18 @@ class Replay:
         self.features.pop(episode_id, None)
         self.unseen.pop(episode_id, None)
 
-    def learn(self, survey: Survey) -> None:
-        """Features of everything that was unseen."""
-        for episode_id, experience in self.unseen.items():
-            self.features[episode_id] = survey.features(experience)
-        self.unseen = {}
+    def rated_unseen(self, at_most: int) -> list[Experience]:
+        """The newest thumbs that nobody has read yet."""
+        rated = [experience for experience in self.unseen.values() if experience.thumb is not None]
+        return rated[-at_most:] if at_most else []
+
+    def learn(self, survey: Survey, read: Iterable[Experience]) -> None:
+        """Features of what the survey read. Of the rest only the newest thumbs are kept to be read later."""
+        for experience in read:
+            if experience.episode_id not in self.features:
+                self.features[experience.episode_id] = survey.features(experience)
+            self.unseen.pop(experience.episode_id, None)
+        self.unseen = {e.episode_id: e for e in self.rated_unseen(KEPT_UNSEEN)}
 
     def trim(self, turns: int, *, keep: Container[str]) -> None:
         """Drop the oldest lessons beyond so many turns, but none that the policy still waits for."""

@@ -21,6 +21,7 @@ from online_trainer.take import Taken
 from online_trainer.trainer import Trainer
 
 log = logging.getLogger(__name__)
+KEPT_NORMS = 20
 
 
 def settle(trainer: Trainer, taken: Taken, judgement: Judgement, assigned: Assigned, made: Made) -> None:
@@ -84,6 +85,7 @@ def _control(trainer: Trainer, taken: Taken, judgement: Judgement, assigned: Ass
     if made.step is None:
         return
     measured = made.step.outcome.measures
+    progress.norms = [*progress.norms, *filter(math.isfinite, made.step.climb.norms)][-KEPT_NORMS:]
     progress.rate = progress.rate.after(measured.k3_old, made.decision, made.reasons)
     if math.isfinite(measured.kl_ref):
         progress.beta = progress.beta.after(measured.kl_ref, len(taken.experiences))

@@ -81,6 +81,7 @@ class Progress(BaseModel):
     rate: LearningRate
     beta: AdaptiveBeta
     pause: Pause = Pause()
+    norms: list[float] = Field(default=[], description="gradient norms of the newest minibatches")
     scale: RunningScale = RunningScale()
     centre: Centre = Centre()
     pending: list[str] = []

@@ -7,7 +7,6 @@ N trained tokens, M turns, P positions of one pass, D hidden, V vocabulary.
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +31,7 @@ from online_trainer.trust import (
     moves,
     should_stop,
     too_far,
+    wild_gradient,
 )
 
 
@@ -55,13 +55,18 @@ class Goal:
 
 @dataclass(frozen=True)
 class Climb:
-    """What the minibatches did."""
+    """What the minibatches did; `norms` are the gradient's, before it was clipped."""
 
     statistics: RatioStatistics
-    grad_norm: float
+    norms: tuple[float, ...]
     loss: float
     steps: int
     stopped: str | None
+
+    @property
+    def grad_norm(self) -> float:
+        """The last one; 0 when no minibatch came so far."""
+        return self.norms[-1] if self.norms else 0.0
 
 
 @dataclass(frozen=True)
@@ -133,8 +138,12 @@ def update(
     rate: float,
     beta: float,
     generator: torch.Generator,
+    norms: Sequence[float] = (),
 ) -> Step:
-    """Make one update and leave the policy where the trust region allows. `raters` names the rater of each row."""
+    """Make one update and leave the policy where the trust region allows.
+
+    `raters` names the rater of each row, `norms` are the gradient norms of recent minibatches.
+    """
     budget = training.token_budget
     before = Before.of(policy, optimizer)
     old = look(policy, batch, token_budget=budget)
@@ -146,7 +155,9 @@ def update(
         raise NothingToTrain("the caps on raters and episodes leave no weight")
     for group in optimizer.param_groups:
         group["lr"] = rate
-    climb = _climb(policy, optimizer, batch, goal, training=training, beta=beta, generator=generator)
+    climb = _climb(
+        policy, optimizer, batch, goal, training=training, beta=beta, norms=norms, generator=generator
+    )
     after = policy.state()
 
     limits = Limits.of(training)
@@ -206,24 +217,26 @@ def _climb(
     *,
     training: Training,
     beta: float,
+    norms: Sequence[float],
     generator: torch.Generator,
 ) -> Climb:
     """Epochs of minibatches, each one optimizer step, until done or something moved too far."""
-    statistics, norm, loss, steps = RatioStatistics(), 0.0, 0.0, 0
+    statistics, loss, steps = RatioStatistics(), 0.0, 0
+    made: list[float] = []
     limits = Limits.of(training)
     for rows in _minibatches(batch, training, generator):
         optimizer.zero_grad(set_to_none=True)
         share = backward(policy, batch, goal, rows, training=training, beta=beta)
         statistics, loss = statistics.plus(share.statistics), loss + share.loss
         if stopped := should_stop(share.k3_old, share.statistics.clip_fraction, limits=limits):
-            return Climb(statistics, norm, loss, steps, stopped)
-        norm = float(torch.nn.utils.clip_grad_norm_(policy.parameters, training.optimizer.grad_norm))
-        if not math.isfinite(norm):
-            return Climb(statistics, norm, loss, steps, "non_finite grad_norm")
+            return Climb(statistics, tuple(made), loss, steps, stopped)
+        made.append(float(torch.nn.utils.clip_grad_norm_(policy.parameters, training.optimizer.grad_norm)))
+        if wild := wild_gradient(made[-1], (*norms, *made[:-1])):
+            return Climb(statistics, tuple(made), loss, steps, wild)
         optimizer.step()
         steps += 1
     optimizer.zero_grad(set_to_none=True)
-    return Climb(statistics, norm, loss, steps, None)
+    return Climb(statistics, tuple(made), loss, steps, None)
 
 
 def _minibatches(batch: Batch, training: Training, generator: torch.Generator) -> list[list[int]]:

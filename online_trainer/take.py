@@ -32,7 +32,9 @@ def take(trainer: Trainer) -> Taken | None:
         trainer.parts.monitor.paused.set(float(progress.pause.active(now)))
         progress.letters += [
             account.untrained_letter(experience, agent=progress.agent, reason=reason, at=now)
-            for experience, reason in buffer.sift(progress.age(now), settings.staleness)
+            for experience, reason in buffer.sift(
+                progress.age(now), settings.staleness, at_most=settings.batch.max_waiting
+            )
         ]
         chosen = buffer.ready(now, settings.batch)
         if chosen is None or progress.return_to is not None or progress.pause.active(now):

@@ -99,7 +99,7 @@ async def _play(setting: Setting, stack: up.Stack, console: Console) -> dict[str
     children = Children(results, setting.stack.agent_file, kafka, setting.options.seed)
     talk = Talk(f"{serving_address(setting.stack)}/v1", key, model=setting.agent.agent)
     ledger = Ledger(results / "clients.jsonl")
-    pool = UserPool(talk, ledger, seed=setting.options.seed)
+    pool = UserPool(talk, ledger, seed=setting.options.seed, crowd=sizes.crowd)
     sabotage = None
     with Performance(pool, steering, stack, updates, console) as show:
         show.open_doors()

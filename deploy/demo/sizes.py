@@ -6,6 +6,14 @@ times hold on both kinds of machine.
 
 from dataclasses import dataclass, replace
 
+from deploy.simulation.pool import Crowd
+from deploy.simulation.users import Habits
+
+CROWD = Crowd(users=120, talking=16, habits=Habits(thinks_s=(2.0, 6.0)))
+"""People read and type. So 16 of them leave the trainer enough of two cores to learn from nearly all that they say."""
+
+HURRIED = Crowd(users=120, talking=16)
+
 SLOW = 1.7
 """How much longer the stages may take on a machine without bf16 units."""
 
@@ -25,19 +33,20 @@ class Sizes:
     curve_points: int
     heldout_s: float
     """Expected time of all held-out evaluations, for the display."""
+    crowd: Crowd = CROWD
     short: bool = False
     """Once round, its canary ended by hand, nothing sabotaged."""
 
 
 SHORT = Sizes(
     rated=10_000, learn_s=200, trial_s=12, heldout_tasks=20, samples=1, curve_points=0, heldout_s=60,
-    short=True,
+    crowd=HURRIED, short=True,
 )  # fmt: skip
 STANDARD = Sizes(
-    rated=600, learn_s=960, trial_s=420, heldout_tasks=200, samples=1, curve_points=2, heldout_s=240
+    rated=900, learn_s=930, trial_s=420, heldout_tasks=200, samples=1, curve_points=2, heldout_s=240
 )
 LONG = Sizes(
-    rated=1200, learn_s=2500, trial_s=600, heldout_tasks=200, samples=3, curve_points=4, heldout_s=900
+    rated=2000, learn_s=2500, trial_s=600, heldout_tasks=200, samples=3, curve_points=4, heldout_s=900
 )
 
 

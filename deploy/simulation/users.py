@@ -4,6 +4,7 @@ Invariant: the thumb of an episode says whether every request was answered right
 honest noise; success itself, the goal and the rubric are never sent.
 """
 
+import asyncio
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ class Habits:
     rates_earlier: float = 0.2  # of the rated also rate an earlier answer
     streams: float = 0.5
     ends: float = 0.5  # close the episode; the others go idle
+    thinks_s: tuple[float, float] = (0.0, 0.0)  # least, most: reading a reply and typing the next message
 
 
 class Conversation:
@@ -53,6 +55,8 @@ class Conversation:
         return True
 
     async def _say(self, text: str) -> Reply:
+        if self._messages:
+            await asyncio.sleep(self._draw.uniform(*self._habits.thinks_s))
         self._messages.append({"role": "user", "content": text})
         reply = await self._talk.say(
             [*self._messages],

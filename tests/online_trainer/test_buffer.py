@@ -72,12 +72,26 @@ def test_rated_episodes_go_first_where_the_newest_are_silent() -> None:
     assert taken is not None and [e.thumb for e in taken] == [1, 1, 1, 1]
 
 
-def test_the_newest_go_first_when_more_arrives_than_updates_can_use() -> None:
+def test_known_outcomes_go_first_and_the_newest_of_them() -> None:
+    buffer = Buffer()
+    for number in range(8):
+        buffer.add(item(number, thumb=None if number in (5, 7) else 1, cutoff_at=1000 + number))
+    taken = buffer.ready(2000, SETTINGS)
+    assert taken is not None and [e.cutoff_at for e in taken] == [1006, 1004, 1003, 1002]
+
+
+def test_what_is_too_much_goes_untrained_and_is_counted() -> None:
     buffer = Buffer()
     for number in range(6):
-        buffer.add(item(number, cutoff_at=1000 + number))
-    taken = buffer.ready(2000, SETTINGS)
-    assert taken is not None and [e.cutoff_at for e in taken] == [1005, 1004, 1003, 1002]
+        buffer.add(item(number, thumb=None if number == 5 else 1, cutoff_at=1000 + number))
+    buffer.add(item(9, cutoff_at=9000))
+    gone = buffer.sift(age(), STALE, at_most=3)
+    assert [(e.episode_id, why) for e, why in gone] == [
+        ("ep_000001", "backlog"),
+        ("ep_000000", "backlog"),
+        ("ep_000005", "backlog"),
+    ]
+    assert sorted(buffer.waiting) == ["ep_000002", "ep_000003", "ep_000004", "ep_000009"]
 
 
 @pytest.mark.parametrize(
@@ -95,7 +109,7 @@ def test_what_can_never_be_trained_is_settled_with_its_reason(
 ) -> None:
     buffer = Buffer()
     buffer.add(item(1, **changes))
-    assert [why for _, why in buffer.sift(age(now=now), STALE)] == [reason]
+    assert [why for _, why in buffer.sift(age(now=now), STALE, at_most=9)] == [reason]
     assert buffer.untrainable == {reason: 1}
     assert buffer.waiting == {}
 
@@ -126,7 +140,7 @@ def test_an_episode_of_two_versions_loses_only_its_stale_turns() -> None:
     assert stale_turns([mixed], age(), STALE) == {("ep_000001", 0): "foreign_version"}
     buffer = Buffer()
     buffer.add(mixed)
-    assert buffer.sift(age(), STALE) == []
+    assert buffer.sift(age(), STALE, at_most=9) == []
 
 
 def test_a_withdrawn_episode_never_comes_back() -> None:

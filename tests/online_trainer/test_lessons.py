@@ -11,7 +11,7 @@ from feedback.training_section import Training
 from online_trainer.assign import Assigned, assign, known_returns, outcome_of_the_silent
 from online_trainer.credit.scale import RunningScale
 from online_trainer.critics.value import Critic
-from online_trainer.features import Features
+from online_trainer.features import Features, Survey
 from online_trainer.lessons import Lesson, Replay, rewards
 from tests.online_trainer.tiny import experience, priced
 
@@ -142,6 +142,17 @@ def test_features_and_lessons_come_back_as_they_were_saved() -> None:
     assert all(
         torch.equal(again.features[name].state_TF, replay.features[name].state_TF) for name in replay.features
     )
+
+
+def test_of_what_nobody_read_only_thumbs_wait() -> None:
+    replay = Replay()
+    shown = [experience(n, [priced([1], [2], [-1.0])], thumb=None if n % 2 else 1) for n in range(6)]
+    for one in shown:
+        replay.add(one)
+    assert [e.episode_id for e in replay.rated_unseen(2)] == ["ep_000002", "ep_000004"]
+    replay.learn(Survey({("ep_000001", 0): torch.zeros((2, 4))}), [shown[1]])
+    assert list(replay.features) == ["ep_000001"]
+    assert list(replay.unseen) == ["ep_000000", "ep_000002", "ep_000004"]
 
 
 def test_the_oldest_lessons_go_first_but_none_that_the_policy_waits_for() -> None:

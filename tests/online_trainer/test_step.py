@@ -6,6 +6,7 @@ I2, I6, I8 of algorithms.md section 10; cases 24 and 40.
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -50,6 +51,7 @@ def step(
     optimizer: torch.optim.Optimizer | None = None,
     rate: float = 1e-3,
     beta: float = 0.0,
+    norms: Sequence[float] = (),
 ) -> Step:
     with policy.under(None):
         reference = look(policy, batch, token_budget=4096)
@@ -64,6 +66,7 @@ def step(
         rate=rate,
         beta=beta,
         generator=torch.Generator().manual_seed(1),
+        norms=norms,
     )
 
 
@@ -242,3 +245,16 @@ def test_one_rater_weighs_at_most_a_tenth(policy: Policy, agent: AgentFile) -> N
         generator=torch.Generator().manual_seed(1),
     )
     assert made.rater_share <= 0.1 + 1e-6
+
+
+def test_a_gradient_far_above_the_usual_ends_the_update(policy: Policy, agent: AgentFile) -> None:
+    batch = build(rows_for(policy))
+    usual = step(policy, batch, signs(batch), training_with(agent, **LOOSE)).climb.norms
+    assert len(usual) == agent.training.ppo.minibatches
+
+    before = state_digest(policy.state())
+    wild = step(policy, batch, 50 * signs(batch), training_with(agent, **LOOSE), norms=usual)
+
+    assert wild.outcome.decision is Decision.REFUSED
+    assert wild.outcome.reasons[0].startswith("grad_norm")
+    assert state_digest(policy.state()) == before
