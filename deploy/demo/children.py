@@ -11,6 +11,9 @@ from typing import Any
 
 from deploy.evaluate import Evaluation
 
+MOST_AT_ONCE = 4
+"""Evaluations at a time, each with a model of its own and one thread."""
+
 
 class ChildFailed(RuntimeError):
     """A helper process of the demo ended badly; the text has its last words."""
@@ -29,12 +32,22 @@ class Children:
         self, versions: Mapping[str, str], *, tasks: int, samples: int
     ) -> dict[str, Evaluation]:
         """Held-out success of each version (`read_version` says how one is named). Raises ChildFailed."""
-        if not versions:
-            return {}
-        out = self.folder / "heldout.json"
+        cores = min(MOST_AT_ONCE, os.cpu_count() or 1, len(versions))
+        parts = [dict(list(versions.items())[number::cores]) for number in range(cores)]
+        measuring = [
+            self._evaluate(f"heldout-{number}", part, tasks=tasks, samples=samples)
+            for number, part in enumerate(parts)
+        ]
+        found = {name: one for part in await asyncio.gather(*measuring) for name, one in part.items()}
+        return {name: found[name] for name in versions}
+
+    async def _evaluate(
+        self, child: str, versions: Mapping[str, str], *, tasks: int, samples: int
+    ) -> dict[str, Evaluation]:
+        out = self.folder / f"{child}.json"
         named = [part for name, where in versions.items() for part in ("--version", f"{name}={where}")]
         await self._run(
-            "heldout",
+            child,
             *("-m", "deploy.evaluate", "--agent", str(self.agent_file), "--json", str(out), *named),
             *("--tasks", str(tasks), "--samples", str(samples)),
         )

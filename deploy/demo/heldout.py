@@ -1,4 +1,7 @@
-"""Held-out success of the start, the head, the champion, and a few heads on the way: the learning curve."""
+"""Held-out success of the start, the head, the champion, and a few heads on the way: the learning curve.
+
+`python -m deploy.demo.heldout AGENT_FILE` measures the start and keeps its figures beside the model.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -7,12 +10,14 @@ from hashlib import sha256
 from itertools import accumulate
 from pathlib import Path
 
+import typer
+
 from deploy.demo.children import Children, as_evaluation
 from deploy.demo.facts import Facts
 from deploy.demo.sizes import Sizes
-from deploy.evaluate import Evaluation
-from feedback.agent_file import AgentFile
-from feedback.schemas import Decision, Update
+from deploy.evaluate import Evaluation, Version, evaluate
+from feedback.agent_file import AgentFile, load_agent_file
+from feedback.schemas import Decision, Update, Verdict
 
 START_FIGURES = "heldout-start.json"
 
@@ -50,14 +55,16 @@ async def measure(
         wanted | folders, tasks=sizes.heldout_tasks, samples=sizes.samples
     )
 
+    champion_update = promoted[-1] if promoted else None
+
     def of(update: Update | None) -> Evaluation:
         return found[update.digest] if update is not None and update.digest else found["start"]
 
     return Held(
         start=found["start"],
         greedy=found["greedy"],
-        head=of(heads[-1][1] if heads else None),
-        champion=of(promoted[-1] if promoted else None),
+        head=of(heads[-1][1] if heads and heads[-1][1].at > returned_at(facts) else champion_update),
+        champion=of(champion_update),
         curve=[(rated, of(update)) for rated, update in marked],
     )
 
@@ -71,6 +78,17 @@ def accepted_heads(facts: Facts) -> list[tuple[int, Update]]:
         for rated, update in zip(used, ordered, strict=True)
         if update.decision is not Decision.REFUSED and update.digest
     ]
+
+
+def returned_at(facts: Facts) -> int:
+    """When the trainer last had to go back to the champion: a version of its own was rolled back. 0 = never, ms."""
+    own = {update.version for update in facts.updates.values() if update.version}
+    told: dict[str, int] = {}
+    for split in facts.splits:  # each repeats the verdicts before it
+        for known in split.verdicts:
+            if known.verdict is Verdict.ROLLED_BACK and known.version in own:
+                told.setdefault(known.version, split.at)
+    return max(told.values(), default=0)
 
 
 def spread(heads: Sequence[tuple[int, Update]], count: int) -> list[tuple[int, Update]]:
@@ -110,7 +128,14 @@ def model_digest(agent: AgentFile) -> str:
     return digest.hexdigest()
 
 
-def store_start(agent: AgentFile, start: Evaluation, greedy: Evaluation) -> None:
-    """Keep the start's figures beside the model, under its digest."""
-    record = {"digest": model_digest(agent), "start": asdict(start), "greedy": asdict(greedy)}
+def store_start(agent_file: Path, tasks: int = 200) -> None:
+    """Measure the base model, sampled and greedy, and keep the figures beside it under its digest."""
+    agent = load_agent_file(agent_file)
+    versions = [Version("start"), Version("greedy", temperature=0.0)]
+    found = {name: asdict(one) for name, one in evaluate(agent, versions, tasks=tasks, samples=1)}
+    record = {"digest": model_digest(agent), **found}
     (agent.model.path / START_FIGURES).write_text(json.dumps(record) + "\n")
+
+
+if __name__ == "__main__":
+    typer.run(store_start)
