@@ -11,14 +11,14 @@ from contextlib import contextmanager
 import uvicorn
 
 from deploy.api import create_app
+from deploy.canary.controller import Controller
+from deploy.canary.gatekeeper import file_gate
+from deploy.canary.intake import Intake
+from deploy.canary.ledger import create_tables
+from deploy.canary.offers import Offers
+from deploy.canary.projection import Projection
+from deploy.canary.steering import Steering
 from deploy.config import Settings
-from deploy.controller import Controller
-from deploy.gatekeeper import file_gate
-from deploy.intake import Intake
-from deploy.ledger import create_tables
-from deploy.offers import Offers
-from deploy.projection import Projection
-from deploy.steering import Steering
 from feedback.agent_file import AgentFileError, load_agent_file
 from feedback.kafka import KafkaBus
 from feedback.outbox import Drainer, Outbox

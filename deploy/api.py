@@ -11,12 +11,12 @@ from typing import Annotated, Any, Literal
 from fastapi import Depends, FastAPI, Header, Query, Response
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from deploy import ledger
-from deploy.metrics import CONTENT_TYPE, exposition
-from deploy.offers import BadAdapter, Offers
-from deploy.status import canary_body, status_body, version_body
-from deploy.steering import Refused, Steering, Unknown
-from deploy.trial import Illegal
+from deploy.canary import ledger
+from deploy.canary.metrics import CONTENT_TYPE, exposition
+from deploy.canary.offers import BadAdapter, Offers
+from deploy.canary.status import canary_body, status_body, version_body
+from deploy.canary.steering import Refused, Steering, Unknown
+from deploy.canary.trial import Illegal
 from feedback.bus import Partition
 from feedback.outbox import Outbox
 from feedback.store import reading

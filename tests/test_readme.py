@@ -70,7 +70,7 @@ def test_the_python_is_python(code: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "name"), [("online_trainer/worker.py", "run"), ("deploy/controller.py", "turn")]
+    ("path", "name"), [("online_trainer/worker.py", "run"), ("deploy/canary/controller.py", "turn")]
 )
 def test_the_two_loops_fit_on_a_screen(path: str, name: str) -> None:
     tree = ast.parse((ROOT / path).read_text())

@@ -8,12 +8,12 @@ from typing import Any
 
 from sqlalchemy import Engine
 
-from deploy import ledger
-from deploy.controller import Controller
-from deploy.intake import Intake
-from deploy.ledger import create_tables
-from deploy.projection import Projection
-from deploy.steering import Steering
+from deploy.canary import ledger
+from deploy.canary.controller import Controller
+from deploy.canary.intake import Intake
+from deploy.canary.ledger import create_tables
+from deploy.canary.projection import Projection
+from deploy.canary.steering import Steering
 from feedback.agent_file import AgentFile
 from feedback.bus import MemoryBus
 from feedback.outbox import Outbox

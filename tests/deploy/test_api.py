@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from deploy.api import create_app
-from deploy.offers import Offers
+from deploy.canary.offers import Offers
 from feedback.manifest import CONFIG, WEIGHTS, seal
 from serving.auth import load_keys
 from tests.deploy.parts import SECRET, Away, Stage, Taken

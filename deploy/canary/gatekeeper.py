@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from deploy.offers import Gate
+from deploy.canary.offers import Gate
 from feedback.agent_file import AgentFile
 
 

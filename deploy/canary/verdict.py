@@ -8,9 +8,19 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from deploy.evidence import SRM_BAR
-from deploy.guardrails import count_faults
-from deploy.trial import CONTROLLER, RUNNING, Canary, Moved, Phase, Transition, end, move, observed_loss
+from deploy.canary.evidence import SRM_BAR
+from deploy.canary.guardrails import count_faults
+from deploy.canary.trial import (
+    CONTROLLER,
+    RUNNING,
+    Canary,
+    Moved,
+    Phase,
+    Transition,
+    end,
+    move,
+    observed_loss,
+)
 from feedback.agent_file import Analysis, Hold, SetShare
 from feedback.schemas import Verdict
 

@@ -10,9 +10,8 @@ from dataclasses import dataclass, replace
 import uuid_utils
 from sqlalchemy import Connection, Engine
 
-from deploy import ledger, units, verbs
-from deploy.canary import begin
-from deploy.trial import (
+from deploy.canary import ledger, units, verbs
+from deploy.canary.trial import (
     CONTROLLER,
     RUNNING,
     Canary,
@@ -23,6 +22,7 @@ from deploy.trial import (
     create,
     observed_loss,
 )
+from deploy.canary.verdict import begin
 from feedback.agent_file import AgentFile
 from feedback.outbox import Outbox
 from feedback.schemas import TRAFFIC_SPLITS, AdapterRef, Holdout, TrafficSplit, Verdict

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from deploy.canary_simulation import PROMOTED, ROLLED_BACK, Played, World, play
+from deploy.canary.simulation import PROMOTED, ROLLED_BACK, Played, World, play
 from feedback.agent_file import Canary as Settings
 from feedback.schemas import AdapterRef, Holdout, TrafficSplit
 from serving.router import assign, bucket

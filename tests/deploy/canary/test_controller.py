@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select
 
-from deploy import ledger
-from deploy.judging import judge_units
-from deploy.projection import Projection
-from deploy.trial import Illegal, Phase
-from deploy.units import UNITS
+from deploy.canary import ledger
+from deploy.canary.judging import judge_units
+from deploy.canary.projection import Projection
+from deploy.canary.trial import Illegal, Phase
+from deploy.canary.units import UNITS
 from feedback.schemas import DEAD_LETTERS, EXPERIENCES, TRAFFIC_SPLITS, Verdict
 from feedback.store import Zombie
 from tests.deploy.parts import AGENT, Away, Stage

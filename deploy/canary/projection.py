@@ -11,7 +11,7 @@ from typing import Protocol
 
 from sqlalchemy import Connection, Engine
 
-from deploy import ledger
+from deploy.canary import ledger
 from feedback.store import reading
 
 log = logging.getLogger(__name__)

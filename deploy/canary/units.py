@@ -28,8 +28,8 @@ from sqlalchemy import (
     update,
 )
 
-from deploy.guardrails import TRAILING, TRAILING_MIN, expected_clean
-from deploy.trial import Known
+from deploy.canary.guardrails import TRAILING, TRAILING_MIN, expected_clean
+from deploy.canary.trial import Known
 from feedback.bus import Record
 from feedback.schemas import Experience, Indicators
 

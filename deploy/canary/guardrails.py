@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from deploy.evidence import Real, TwoArm, informed
+from deploy.canary.evidence import Real, TwoArm, informed
 from feedback.schemas import Indicators
 
 GUARDRAILS = ("request_error", "invalid_tool_call", "clarifying_question", "latency", "length")

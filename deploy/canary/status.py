@@ -6,11 +6,11 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from deploy import ledger, units
-from deploy.anchor import from_json
-from deploy.judging import ANCHOR
-from deploy.steering import SPENT, Steering
-from deploy.trial import Phase, evidence
+from deploy.canary import ledger, units
+from deploy.canary.anchor import from_json
+from deploy.canary.judging import ANCHOR
+from deploy.canary.steering import SPENT, Steering
+from deploy.canary.trial import Phase, evidence
 from feedback.bus import Partition
 
 

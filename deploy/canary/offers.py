@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from deploy import ledger
-from deploy.steering import Offered, Refused, Steering, Unknown
+from deploy.canary import ledger
+from deploy.canary.steering import Offered, Refused, Steering, Unknown
 from feedback.manifest import ManifestError, verify
 from feedback.schemas import AdapterRef, version_name, version_number
 

@@ -5,14 +5,14 @@ from pathlib import Path
 
 from sqlalchemy import select
 
-from deploy.canary import saw_episode, took_unit
-from deploy.guardrails import GUARDRAILS
-from deploy.saved import load, save
-from deploy.trial import Phase, create
-from deploy.units import UNITS
-from deploy.verbs import abort
+from deploy.canary.guardrails import GUARDRAILS
+from deploy.canary.saved import load, save
+from deploy.canary.trial import Phase, create
+from deploy.canary.units import UNITS
+from deploy.canary.verbs import abort
+from deploy.canary.verdict import saw_episode, took_unit
+from tests.deploy.canary.test_verdict import CLEAN, KNOWN, started
 from tests.deploy.parts import Stage
-from tests.deploy.test_canary import CLEAN, KNOWN, started
 
 
 def test_every_bit_comes_back() -> None:

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from deploy.canary import MET
-from deploy.evidence import SRM_BAR, RatioCheck, TwoArm
-from deploy.guardrails import count_faults
-from deploy.trial import Known, create
+from deploy.canary.evidence import SRM_BAR, RatioCheck, TwoArm
+from deploy.canary.guardrails import count_faults
+from deploy.canary.trial import Known, create
+from deploy.canary.verdict import MET
 from feedback.agent_file import Canary as Settings
 from feedback.agent_file import Hold, SetShare
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from deploy.evidence import RatioChecks, Side, TwoArm, confidence_sequence, informed
-from deploy.guardrails import start_guardrails
+from deploy.canary.evidence import RatioChecks, Side, TwoArm, confidence_sequence, informed
+from deploy.canary.guardrails import start_guardrails
 from feedback.agent_file import Canary as Settings
 from feedback.schemas import Verdict
 

@@ -1,6 +1,6 @@
 """What counts as a fault, and from which episodes the champion's quantiles are taken."""
 
-from deploy.guardrails import GUARDRAILS, Thresholds, expected_clean, faults, thresholds
+from deploy.canary.guardrails import GUARDRAILS, Thresholds, expected_clean, faults, thresholds
 from feedback.schemas import Indicators
 
 

@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from deploy.intake import Intake
-from deploy.judging import compare_with_anchor, confirm_delivery, judge_units
-from deploy.projection import Projection
-from deploy.steering import Steering
+from deploy.canary.intake import Intake
+from deploy.canary.judging import compare_with_anchor, confirm_delivery, judge_units
+from deploy.canary.projection import Projection
+from deploy.canary.steering import Steering
 from feedback.outbox import Outbox, OutboxFull
 
 log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deploy.evidence import (
+from deploy.canary.evidence import (
     RatioCheck,
     RatioChecks,
     TwoArm,

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deploy.canary import begin, judge, saw_episode, took_unit
-from deploy.guardrails import GUARDRAILS
-from deploy.trial import FINISHED, LEGAL, Canary, Illegal, Known, Phase, Transition, create, evidence
-from deploy.verbs import abort, delivered, pause, promote, resume, skip_step, supersede
+from deploy.canary.guardrails import GUARDRAILS
+from deploy.canary.trial import FINISHED, LEGAL, Canary, Illegal, Known, Phase, Transition, create, evidence
+from deploy.canary.verbs import abort, delivered, pause, promote, resume, skip_step, supersede
+from deploy.canary.verdict import begin, judge, saw_episode, took_unit
 from feedback.agent_file import Canary as Settings
 from feedback.agent_file import Prior
 from feedback.schemas import Verdict

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, Engine
 
-from deploy import ledger, units
-from deploy.steering import TRAINER, Refused, Steering
-from deploy.trial import CONTROLLER
+from deploy.canary import ledger, units
+from deploy.canary.steering import TRAINER, Refused, Steering
+from deploy.canary.trial import CONTROLLER
 from feedback.bus import Bus, BusError, Partition, Reader, Record, TopicMismatch
 from feedback.outbox import Outbox
 from feedback.schemas import (

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from deploy.canary_bench import measure, salt_correlation, scenarios, share_error
+from deploy.canary.bench import measure, salt_correlation, scenarios, share_error
 from feedback.agent_file import load_agent_file
 
-DESK = load_agent_file(Path(__file__).parents[2] / "deploy/profiles/desk/agent.yaml").canary
+DESK = load_agent_file(Path(__file__).parents[3] / "deploy/profiles/desk/agent.yaml").canary
 
 
 def test_every_scenario_has_a_key_of_its_own() -> None:

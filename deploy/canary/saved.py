@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from deploy.evidence import RatioCheck, RatioChecks, TwoArm
-from deploy.trial import Canary, Phase
+from deploy.canary.evidence import RatioCheck, RatioChecks, TwoArm
+from deploy.canary.trial import Canary, Phase
 from feedback.agent_file import Canary as Settings
 from feedback.schemas import Verdict
 

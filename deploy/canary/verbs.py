@@ -6,9 +6,9 @@ canary's phase raises Illegal and changes nothing.
 
 from dataclasses import replace
 
-from deploy.canary import at_last_step, share_at, through_steps
-from deploy.evidence import RatioChecks
-from deploy.trial import CONTROLLER, RUNNING, Canary, Illegal, Moved, Phase, Transition, end, move
+from deploy.canary.evidence import RatioChecks
+from deploy.canary.trial import CONTROLLER, RUNNING, Canary, Illegal, Moved, Phase, Transition, end, move
+from deploy.canary.verdict import at_last_step, share_at, through_steps
 from feedback.schemas import Verdict
 
 

@@ -5,13 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from deploy.canary import begin, judge, saw_episode, took_unit
-from deploy.canary_simulation import PAUSED, PROMOTED, ROLLED_BACK, Lockstep, World, draw, knowing, play
-from deploy.trial import Canary, Phase, create
+from deploy.canary.simulation import PAUSED, PROMOTED, ROLLED_BACK, Lockstep, World, draw, knowing, play
+from deploy.canary.trial import Canary, Phase, create
+from deploy.canary.verdict import begin, judge, saw_episode, took_unit
 from feedback.agent_file import Canary as Settings
 from feedback.agent_file import load_agent_file
 
-DESK = load_agent_file(Path(__file__).parents[2] / "deploy/profiles/desk/agent.yaml").canary
+DESK = load_agent_file(Path(__file__).parents[3] / "deploy/profiles/desk/agent.yaml").canary
 PEOPLE = {"reacts": 0.775, "wrong": 0.16, "thumb": 0.6}
 PHASES = {0: Phase.PROGRESSING, PROMOTED: Phase.PROMOTING, ROLLED_BACK: Phase.ABORTED, PAUSED: Phase.PAUSED}
 

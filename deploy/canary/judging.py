@@ -8,11 +8,11 @@ from typing import Any
 
 from sqlalchemy import Connection, Row
 
-from deploy import anchor, ledger, units, verbs
-from deploy.canary import judge, saw_episode, took_unit
-from deploy.guardrails import Thresholds, faults, thresholds
-from deploy.steering import SPENT, Steering
-from deploy.trial import CONTROLLER, RUNNING, Canary, Phase
+from deploy.canary import anchor, ledger, units, verbs
+from deploy.canary.guardrails import Thresholds, faults, thresholds
+from deploy.canary.steering import SPENT, Steering
+from deploy.canary.trial import CONTROLLER, RUNNING, Canary, Phase
+from deploy.canary.verdict import judge, saw_episode, took_unit
 from feedback.outbox import Outbox
 
 STUCK_MS = 600_000

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from deploy.evidence import TwoArm
-from deploy.saved import process
-from deploy.trial import BURN_IN
+from deploy.canary.evidence import TwoArm
+from deploy.canary.saved import process
+from deploy.canary.trial import BURN_IN
 from feedback.agent_file import Canary as Settings
 
 

@@ -26,9 +26,9 @@ from sqlalchemy import (
     update,
 )
 
-from deploy import units
-from deploy.saved import load, save
-from deploy.trial import FINISHED, Canary, Phase, Transition
+from deploy.canary import units
+from deploy.canary.saved import load, save
+from deploy.canary.trial import FINISHED, Canary, Phase, Transition
 from feedback.schemas import AdapterRef, TrafficSplit, Verdict, VersionVerdict
 
 METADATA = MetaData()
