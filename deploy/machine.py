@@ -1,17 +1,12 @@
-"""What this machine has, and what follows for number formats and threads. Reads; decides nothing about the stack.
-
-bfloat16 without units for it is emulated and a hundred times slower (measured), so the flags decide, never a preference.
-"""
+"""What this machine has, and what follows for number formats and threads. Reads; decides nothing about the stack."""
 
 import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 import psutil
 
-_CPUINFO = Path("/proc/cpuinfo")
-_BFLOAT16_FLAGS = frozenset({"avx512_bf16", "amx_bf16"})
+from online_trainer.cpu import cpu_flags, has_bfloat16
 
 Dtype = Literal["float32", "bfloat16"]
 
@@ -28,7 +23,7 @@ class Machine:
     @property
     def has_bfloat16(self) -> bool:
         """Whether the CPU multiplies bfloat16 in hardware."""
-        return bool(self.cpu_flags & _BFLOAT16_FLAGS)
+        return has_bfloat16(self.cpu_flags)
 
     @property
     def dtype(self) -> Dtype:
@@ -41,16 +36,7 @@ def look() -> Machine:
     memory = psutil.virtual_memory()
     return Machine(
         cores=len(os.sched_getaffinity(0)),
-        cpu_flags=read_cpu_flags(_CPUINFO.read_text() if _CPUINFO.exists() else ""),
+        cpu_flags=cpu_flags(),
         memory_available=memory.available,
         memory_total=memory.total,
     )
-
-
-def read_cpu_flags(cpuinfo: str) -> frozenset[str]:
-    """The flags of the first processor in the text of /proc/cpuinfo."""
-    for line in cpuinfo.splitlines():
-        name, _, value = line.partition(":")
-        if name.strip() in {"flags", "Features"}:
-            return frozenset(value.split())
-    return frozenset()

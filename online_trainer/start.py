@@ -14,9 +14,9 @@ import torch
 
 from feedback.agent_file import AgentFile, AgentFileError, load_agent_file
 from feedback.kafka import KafkaBus
-from online_trainer.bootstrap.supervised import has_bfloat16_units
 from online_trainer.checkpoint import Checkpoints, Lease, LeaseLost
 from online_trainer.config import Settings
+from online_trainer.cpu import cpu_flags, has_bfloat16
 from online_trainer.gate import expected_adapter
 from online_trainer.monitor import Monitor
 from online_trainer.policy import Policy, PolicyError, load_base
@@ -89,7 +89,7 @@ def _build(settings: Settings, agent: AgentFile, lease: Lease, clock: Callable[[
 
 def _dtype(settings: Settings) -> torch.dtype:
     if settings.dtype == "auto":
-        return torch.bfloat16 if has_bfloat16_units() else torch.float32
+        return torch.bfloat16 if has_bfloat16(cpu_flags()) else torch.float32
     return torch.bfloat16 if settings.dtype == "bfloat16" else torch.float32
 
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from online_trainer.bootstrap.cut import KEPT_LAYERS
+from online_trainer.cpu import cpu_flags, has_bfloat16
 
 if TYPE_CHECKING:
     from online_trainer.bootstrap.dialogues import Row
@@ -100,13 +101,13 @@ def grow_from(
     source: Source, settings: GrowSettings, *, progress: Callable[[Progress], None]
 ) -> dict[str, Any]:
     """The recipe from the source model on."""
-    from online_trainer.bootstrap.supervised import Learner, has_bfloat16_units, run_stage
+    from online_trainer.bootstrap.supervised import Learner, run_stage
 
     began = time.monotonic()
     work = settings.out / WORK
     work.mkdir(parents=True, exist_ok=True)
     material = prepare(source, settings)
-    learner = Learner(material.model, bfloat16=has_bfloat16_units(), workers=os.cpu_count() or 1)
+    learner = Learner(material.model, bfloat16=has_bfloat16(cpu_flags()), workers=os.cpu_count() or 1)
     state = work / "state.pt"
     if state.exists():
         learner.load(state)

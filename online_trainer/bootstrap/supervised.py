@@ -167,11 +167,3 @@ def step_generator(seed: int, stage: str, step: int) -> torch.Generator:
     """The randomness of one step, the same whenever the step is taken."""
     mixed = seed * 1_000_003 + sum(ord(c) * 131**i for i, c in enumerate(stage)) * 10_007 + step
     return torch.Generator().manual_seed(mixed % 2**63)
-
-
-def has_bfloat16_units(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """True where bfloat16 products run in hardware; elsewhere they are emulated a hundred times slower."""
-    if not cpuinfo.exists():
-        return False
-    flags = next((line for line in cpuinfo.read_text().splitlines() if line.startswith("flags")), "").split()
-    return "avx512_bf16" in flags or "amx_bf16" in flags

@@ -17,7 +17,7 @@ from deploy.doctor import (
     named_addresses,
     port_setting,
 )
-from deploy.machine import Machine, look, read_cpu_flags
+from deploy.machine import Machine, look
 from deploy.stack import StackSettings
 from feedback.agent_file import AgentFile
 
@@ -39,13 +39,6 @@ def test_emulated_bfloat16_is_warned_about() -> None:
 
     assert check_number_format(wished, PLAIN).level is Level.WARNING
     assert check_number_format(wished, AMX).level is Level.OK
-
-
-def test_flags_are_read_from_cpuinfo() -> None:
-    text = "processor\t: 0\nflags\t\t: fpu avx2 avx512_bf16\n\nprocessor\t: 1\nflags\t\t: fpu\n"
-
-    assert read_cpu_flags(text) == {"fpu", "avx2", "avx512_bf16"}
-    assert read_cpu_flags("") == frozenset()
 
 
 @pytest.mark.parametrize(("needed", "level"), [(6.0, Level.WARNING), (7.5, Level.FAULT)])

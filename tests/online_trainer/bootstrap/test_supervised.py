@@ -12,7 +12,6 @@ from online_trainer.bootstrap.supervised import (
     Batch,
     Learner,
     Stage,
-    has_bfloat16_units,
     parts_of,
     run_stage,
     step_generator,
@@ -113,15 +112,3 @@ def test_what_is_shown_again_is_learned_and_what_does_not_count_is_not() -> None
         last = made.learn(given, rate=1e-2)
     assert first > 3.5 and last < 0.5
     assert token_loss(made.model, uncounted).item() / int(uncounted.mask_BT[:, 1:].sum()) > 2
-
-
-@pytest.mark.parametrize(
-    ("flags", "has"), [("fpu avx2 fma", False), ("avx512f avx512_bf16", True), ("amx_bf16 amx_tile", True)]
-)
-def test_bfloat16_is_chosen_by_the_processors_flags(tmp_path: Path, flags: str, has: bool) -> None:
-    (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nflags\t\t: {flags}\n")
-    assert has_bfloat16_units(tmp_path / "cpuinfo") is has
-
-
-def test_without_a_list_of_flags_there_are_no_units(tmp_path: Path) -> None:
-    assert has_bfloat16_units(tmp_path / "none") is False
