@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from deploy.cli_bench import bench
 from deploy.cli_canary import ask_deploy, canary
 from deploy.terminal import (
     AsJson,
@@ -37,6 +38,7 @@ app = typer.Typer(
 )
 app.add_typer(canary, name="canary")
 app.add_typer(bootstrap, name="bootstrap")
+app.add_typer(bench, name="bench")
 
 PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 

@@ -29,7 +29,7 @@ def at(share: float, *, margin: float = 0.0) -> Settings:
 
 @dataclass(frozen=True)
 class Scenario:
-    """A world, the settings it is tried with, and what is read off."""
+    """A world, the settings it is tried with, and what is read off; a figure's key is the scenario's name and its own."""
 
     name: str
     world: World
@@ -38,22 +38,23 @@ class Scenario:
     figures: dict[str, Callable[[Played], float]]
 
 
-_PROMOTION: dict[str, Callable[[Played], float]] = {"false_promotion": lambda played: played.rate(PROMOTED)}
-_VERDICTS = _PROMOTION | {"false_rollback": lambda played: played.rate(ROLLED_BACK)}
-_PROMOTED: dict[str, Callable[[Played], float]] = {"median_units": lambda played: played.units_to(PROMOTED)}
-_FOUND: dict[str, Callable[[Played], float]] = {"median_units": lambda played: played.units_to(ROLLED_BACK)}
+_PROMOTION: dict[str, Callable[[Played], float]] = {".false_promotion": lambda played: played.rate(PROMOTED)}
+_VERDICTS = _PROMOTION | {".false_rollback": lambda played: played.rate(ROLLED_BACK)}
+_PROMOTED: dict[str, Callable[[Played], float]] = {".median_units": lambda played: played.units_to(PROMOTED)}
+_FOUND: dict[str, Callable[[Played], float]] = {".median_units": lambda played: played.units_to(ROLLED_BACK)}
 
 
 def scenarios(desk: Settings) -> tuple[Scenario, ...]:
     """All of them; `desk` is the desk profile's canary section."""
     production = Settings()
     hit: dict[str, Callable[[Played], float]] = {"p95_units_hit": lambda played: played.hit_quantile(0.95)}
+    plain = {key.replace(".", "_"): read for key, read in _VERDICTS.items()}
     return (
-        Scenario("aa", World((0.7, 0.7)), at(0.5), 2000, _VERDICTS),
+        Scenario("aa", World((0.7, 0.7)), at(0.5), 2000, plain),
         Scenario("aa_drift", World((0.6, 0.6), swing=0.25), at(0.5), 2000, _VERDICTS),
         Scenario("aa_rare", World((0.95, 0.95)), at(0.05), 2000, _VERDICTS),
-        Scenario("aa_clustered.episode", World((0.7, 0.7), quality=1.0), at(0.5), 1000, _VERDICTS),
-        Scenario("aa_clustered.user", World((0.7, 0.7), quality=1.0, ratings=10), at(0.5), 1000, _VERDICTS),
+        Scenario("aa_sticky", World((0.7, 0.7), quality=1.0), at(0.5), 1000, _VERDICTS),
+        Scenario("aa_clustered", World((0.7, 0.7), quality=1.0, ratings=10), at(0.5), 1000, _VERDICTS),
         Scenario("detect.070_060", World((0.7, 0.6)), at(0.5), 2000, _FOUND),
         Scenario("detect.070_030", World((0.7, 0.3)), at(0.05), 1500, _FOUND),
         Scenario("promote.070_080", World((0.7, 0.8)), at(0.25), 2500, _PROMOTED),
@@ -63,17 +64,17 @@ def scenarios(desk: Settings) -> tuple[Scenario, ...]:
             World((0.7, 0.7)),
             production,
             4000,
-            {"rate": lambda played: played.rate(PROMOTED)},
+            {"": lambda played: played.rate(PROMOTED)},
         ),
         Scenario(
             "boundary",
             World((0.7, 0.65)),
             production,
             4000,
-            {"false_promotion_per_100": lambda played: 100 * played.rate(PROMOTED)},
+            {".false_promotion_per_100": lambda played: 100 * played.rate(PROMOTED)},
         ),
-        Scenario("sabotage", desk_world((0.5, 0.0), invalid=(0.03, 0.8)), desk, 1500, hit),
-        Scenario("sabotage.silent", desk_world((0.5, 0.0)), desk, 1500, hit),
+        Scenario("sabotage.", desk_world((0.5, 0.0), invalid=(0.03, 0.8)), desk, 1500, hit),
+        Scenario("sabotage.silent_", desk_world((0.5, 0.0)), desk, 1500, hit),
     )
 
 
@@ -82,7 +83,7 @@ def measure(desk: Settings, *, runs: int, seed: int = 11) -> Iterator[tuple[str,
     for scenario in scenarios(desk):
         played = play(scenario.world, scenario.settings, runs=runs, episodes=scenario.episodes, seed=seed)
         for figure, read in scenario.figures.items():
-            yield f"canary.{scenario.name}.{figure}", read(played)
+            yield f"canary.{scenario.name}{figure}", read(played)
     yield "canary.share_error", share_error(users=1000)
     yield "canary.salt_correlation", salt_correlation(units=1_000_000)
 

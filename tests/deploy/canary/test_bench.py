@@ -12,7 +12,21 @@ def test_every_scenario_has_a_key_of_its_own() -> None:
     names = [scenario.name for scenario in scenarios(DESK)]
     assert len(set(names)) == len(names)
     first = dict(pair for pair, _ in zip(measure(DESK, runs=20), range(2), strict=False))
-    assert set(first) == {"canary.aa.false_promotion", "canary.aa.false_rollback"}
+    assert set(first) == {"canary.aa_false_promotion", "canary.aa_false_rollback"}
+
+
+def test_the_published_keys_are_those_that_are_measured() -> None:
+    keys = {f"canary.{scenario.name}{figure}" for scenario in scenarios(DESK) for figure in scenario.figures}
+    assert {
+        "canary.aa_drift.false_rollback",
+        "canary.aa_clustered.false_promotion",
+        "canary.detect.070_030.median_units",
+        "canary.promote.desk_plus20.median_units",
+        "canary.equal_candidate_promoted_4000",
+        "canary.boundary.false_promotion_per_100",
+        "canary.sabotage.p95_units_hit",
+        "canary.sabotage.silent_p95_units_hit",
+    } <= keys
 
 
 def test_users_fall_into_the_holdout_as_its_share_says() -> None:
