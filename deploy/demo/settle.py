@@ -8,7 +8,7 @@ from deploy.demo.clients import Clients, mismatches, rating_counts
 from deploy.demo.facts import Facts, collect
 from feedback.bus import Bus
 
-LOOK_S = 4.0
+LOOK_S = 10.0
 
 
 async def settle(bus: Bus, clients: Clients, *, limit_s: float) -> Facts:
