@@ -4,34 +4,20 @@ An unknown key is an error that names the key and the nearest right one; every d
 """
 
 import difflib
-import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from feedback.metric_section import Duration, Metric, MetricName
 from feedback.training_section import Training, TrainingPart
-
-_DURATION = re.compile(r"^(\d+(?:\.\d+)?)(ms|s|m|h|d)$")
-_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 class AgentFileError(ValueError):
     """The agent file cannot be used; the text names the key and the fix."""
 
 
-def _seconds(value: Any) -> Any:
-    """`30m` -> 1800.0; plain numbers are seconds."""
-    if isinstance(value, str):
-        match = _DURATION.match(value.strip())
-        if match is None:
-            raise ValueError(f"{value!r} is not a duration; write it like 15s, 30m, 24h or 7d")
-        return float(match[1]) * _SECONDS[match[2]]
-    return value
-
-
-Duration = Annotated[float, BeforeValidator(_seconds), Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -74,23 +60,6 @@ class Context(Section):
     summary: bool = False
     facts: bool = False
     memory: Memory | None = None
-
-
-class Metric(Section):
-    """One kind of feedback. `window` is how long after the reply it still counts."""
-
-    type: Literal["boolean", "float"] = "boolean"
-    level: Literal["response", "episode"] = "response"
-    optimize: Literal["max", "min"] = "max"
-    min: float = 0.0
-    max: float = 1.0
-    window: Duration = 86400.0
-
-    @model_validator(mode="after")
-    def _ordered(self) -> Self:
-        if self.min >= self.max:
-            raise ValueError("min must be below max")
-        return self
 
 
 class Episode(Section):
@@ -248,7 +217,7 @@ class AgentFile(Section):
     tools: tuple[str | dict[str, Any], ...] = ()
     limits: Limits = Limits()
     context: Context = Context()
-    metrics: dict[str, Metric] = Field(default_factory=lambda: {"user_rating": Metric()})
+    metrics: dict[MetricName, Metric] = Field(default_factory=lambda: {"user_rating": Metric()})
     episode: Episode = Episode()
     sampling: ClientSampling = ClientSampling()
     rewards: Rewards = Rewards()
@@ -296,5 +265,5 @@ def explain(error: ValidationError) -> str:
 
 def _known_keys() -> set[str]:
     """Every key of every section, for the suggestion."""
-    sections: list[type[BaseModel]] = [*Section.__subclasses__(), *TrainingPart.__subclasses__()]
+    sections: list[type[BaseModel]] = [Metric, *Section.__subclasses__(), *TrainingPart.__subclasses__()]
     return {name for section in sections for name in section.model_fields}

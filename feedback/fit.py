@@ -1,7 +1,8 @@
 """Makes a message fit the bus by a stated rule, with a flag: nothing is dropped in silence, and text outlives ids.
 
 The rule: ids and log-probabilities are taken from turns, oldest first, until the message fits; such a turn is flawed
-`oversized` and never trained. If texts alone are too long, each is cut to its first 2,000 characters.
+`oversized` and never trained. If texts alone are too long, each is cut to its first 2,000 characters, and longer
+corrections are left out: half of a right answer is not one.
 """
 
 from collections.abc import Sequence
@@ -40,7 +41,8 @@ def fit_experience(experience: Experience, *, limit: int = MAX_VALUE_BYTES) -> b
         return value
     fitted = _with_turns(experience, [_cut(turn) for turn in light])
     texts = tuple(text[:TEXT_CHARACTERS] for text in experience.user_texts)
-    return fitted.model_copy(update={"user_texts": texts}).to_bytes()
+    short = tuple(each for each in experience.corrections if len(each.text) <= TEXT_CHARACTERS)
+    return fitted.model_copy(update={"user_texts": texts, "corrections": short}).to_bytes()
 
 
 def _lighten(turns: Sequence[Turn], *, excess: int) -> tuple[Turn, ...]:

@@ -7,8 +7,8 @@ and the clock only says how long nobody has added to the episode.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from feedback.agent_file import Metric
-from feedback.schemas import EpisodeEnd, Feedback, Interaction, Withdrawal
+from feedback.metric_section import Metric, metric_named
+from feedback.schemas import Comparison, Correction, EpisodeEnd, Feedback, Interaction, Withdrawal
 
 EpisodeMessage = Interaction | EpisodeEnd | Withdrawal | Feedback
 
@@ -39,7 +39,7 @@ class Rating:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """An episode at its newest close. `known_at` is the newest record time it takes in; `keys` name all its records."""
+    """An episode at its newest close. `known_at` is the newest record time it takes in; `keys` name all its records with their times."""
 
     episode_id: str
     interactions: tuple[Interaction, ...]
@@ -49,6 +49,8 @@ class Joined:
     closed_at: int
     known_at: int
     withdrawn: bool = False
+    comparisons: tuple[Comparison, ...] = ()
+    corrections: tuple[Correction, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,9 @@ def join(records: Iterable[Stamped], rules: JoinRules, *, now: int) -> Joined | 
         episode_id=interactions[0].episode_id,
         interactions=tuple(interactions),
         ratings=effective(walk.opinions.values(), rules=rules, replied=replied),
-        keys=tuple(sorted(unique)),
+        comparisons=comparisons(walk.opinions.values()),
+        corrections=corrections(walk.opinions.values()),
+        keys=tuple(sorted(f"{record.key}@{record.at}" for record in ordered)),
         revision=walk.revision,
         closed_at=walk.closed_at,
         known_at=max(ordered[-1].at, walk.closed_at),
@@ -101,7 +105,7 @@ def join(records: Iterable[Stamped], rules: JoinRules, *, now: int) -> Joined | 
 def effective(
     opinions: Iterable[Stamped], *, rules: JoinRules, replied: Mapping[str, int]
 ) -> tuple[Rating, ...]:
-    """Ratings that count: a known metric, a known target, within the window on either side of the reply."""
+    """Ratings that count: with a score, of a known metric and target, within the window on either side of the reply."""
     ratings = [_rating(record, rules=rules, replied=replied) for record in opinions]
     return tuple(
         sorted(
@@ -117,13 +121,40 @@ def effective(
     )
 
 
+def comparisons(opinions: Iterable[Stamped]) -> tuple[Comparison, ...]:
+    """Choices between two answers to the same conversation, in the order in which they were made."""
+    found = []
+    for record in sorted(opinions, key=_time_order):
+        feedback = _feedback(record)
+        if feedback.op != "delete" and feedback.comparison is not None and feedback.comparison.same_question:
+            pair = feedback.comparison.model_dump(exclude={"same_question"})
+            found.append(Comparison(**pair, rater=feedback.rater))
+    return tuple(found)
+
+
+def corrections(opinions: Iterable[Stamped]) -> tuple[Correction, ...]:
+    """What replies should have said: of each person the newest one, under whatever name it came."""
+    found: dict[tuple[str, str | None, str], Correction] = {}
+    for record in sorted(opinions, key=_time_order):
+        feedback = _feedback(record)
+        if feedback.op == "delete" or feedback.correction is None or feedback.response_id is None:
+            continue
+        target = (feedback.response_id, feedback.tool_call_id, feedback.rater)
+        found.pop(target, None)  # the newest also stands last
+        found[target] = Correction(
+            response_id=feedback.response_id,
+            tool_call_id=feedback.tool_call_id,
+            text=feedback.correction,
+            rater=feedback.rater,
+        )
+    return tuple(found.values())
+
+
 def _rating(record: Stamped, *, rules: JoinRules, replied: Mapping[str, int]) -> Rating | None:
     feedback = record.message
     if not isinstance(feedback, Feedback) or feedback.op == "delete" or feedback.score is None:
         return None
-    metric = rules.metrics.get(feedback.name)
-    reply_at = replied.get(feedback.response_id) if feedback.response_id else max(replied.values())
-    if metric is None or reply_at is None or abs(record.at - reply_at) > metric.window * 1000:
+    if not _in_time(record, rules=rules, replied=replied):
         return None
     return Rating(
         response_id=feedback.response_id,
@@ -133,6 +164,14 @@ def _rating(record: Stamped, *, rules: JoinRules, replied: Mapping[str, int]) ->
         rater=feedback.rater,
         at=record.at,
     )
+
+
+def _in_time(record: Stamped, *, rules: JoinRules, replied: Mapping[str, int]) -> bool:
+    """Whether it is of a known metric and a known reply, and came within the metric's window on either side of it."""
+    feedback = _feedback(record)
+    metric = metric_named(rules.metrics, feedback.name)
+    reply_at = replied.get(feedback.response_id) if feedback.response_id else max(replied.values())
+    return metric is not None and reply_at is not None and abs(record.at - reply_at) <= metric.window * 1000
 
 
 def _time_order(record: Stamped) -> tuple[int, int, str]:
@@ -149,13 +188,18 @@ def _reply_times(records: Sequence[Stamped]) -> dict[str, int]:
 
 
 def _natural_key(feedback: Feedback) -> tuple[str | None, ...]:
-    """Whose opinion of what: the newest revision of one key counts, whatever ids it came under."""
+    """Whose opinion of what: the newest revision of one key counts, whatever ids it came under.
+
+    A pair is the same one whichever of the two was chosen.
+    """
+    pair = feedback.comparison
     return (
         feedback.response_id,
         feedback.tool_call_id,
         feedback.name,
         feedback.source.type,
         feedback.rater,
+        *(sorted((pair.chosen, pair.rejected)) if pair is not None else ()),
     )
 
 
@@ -214,17 +258,25 @@ class _Walk:
         self.revision, self.closed_at, self.closes_at = self.revision + 1, at, None
 
     def _opine(self, record: Stamped, feedback: Feedback) -> bool:
-        """Note an opinion; whether what counts is now different."""
+        """Note an opinion; whether what counts is now different.
+
+        After the window what was said stands: a later change is not learned from. Taking it back always works.
+        """
+        if feedback.op != "delete" and not _in_time(record, rules=self.rules, replied=self.replied):
+            return False
         key = _natural_key(feedback)
         before = self.opinions.get(key)
         if before is not None and not _newer(feedback, _feedback(before)):
             return False
         self.opinions[key] = record
-        return self._score(before) != self._score(record)
+        return (_counted(before) if before is not None else None) != _counted(record)
 
-    def _score(self, record: Stamped | None) -> float | None:
-        rating = None if record is None else _rating(record, rules=self.rules, replied=self.replied)
-        return None if rating is None else rating.score
+
+def _counted(record: Stamped) -> tuple[object, ...] | None:
+    """What of an opinion can be learned from; None: nothing."""
+    feedback = _feedback(record)
+    said = (feedback.score, feedback.correction, feedback.comparison)
+    return None if feedback.op == "delete" or said == (None, None, None) else said
 
 
 def _feedback(record: Stamped) -> Feedback:

@@ -97,11 +97,14 @@ def price(
             "turns": turns,
             "user_texts": tuple(each.user_text for each in joined.interactions),
             "ratings": len(joined.ratings),
+            "comparisons": joined.comparisons,
+            "corrections": joined.corrections,
             "thumb": None if explicit is None else explicit.bit,
             "outcome": bit,
             "outcome_source": None if bit is None or outcome is None else outcome.source,
             "outcome_reward": None if outcome is None else outcome.reward(trust),
             "outcome_turn": _last_turn(turns, end),
+            "judgement": {"trust": trust.implicit, "verdicts": dict(verdicts)},
             "indicators": indicators(joined.interactions),
             "trainable": reason is None,
             "reason": reason,
@@ -165,10 +168,7 @@ def _mean_opinion(ratings: Iterable[Rating]) -> Opinion | None:
 
 
 def _ending(answers: Mapping[int, Opinion], interactions: int) -> int:
-    """The interaction that ends the work: the last one with a thumb, else the last one judged, else the last.
-
-    A courtesy may follow it ("You are welcome"), which nobody rates.
-    """
+    """The interaction that ends the work: the last with a thumb, else the last judged (a courtesy may follow), else the last."""
     thumbed = [index for index, said in answers.items() if said.source is OutcomeSource.THUMB]
     return max(thumbed or answers, default=interactions - 1)
 

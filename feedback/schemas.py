@@ -230,8 +230,20 @@ class Source(Part):
     id: str | None = None
 
 
+class ComparedReplies(Part):
+    """Of two replies, which is better; each with the episode it is found in."""
+
+    chosen: str = Field(description="response id of the better reply")
+    rejected: str
+    chosen_episode: str
+    rejected_episode: str
+    same_question: bool = Field(
+        description="both answer the same conversation; otherwise nothing can be learned"
+    )
+
+
 class Feedback(Message):
-    """One rating, correction or comment. (id, revision) is unique; the newest revision of a natural key counts."""
+    """One rating, correction, comparison or comment. (id, revision) is unique; the newest revision of a natural key counts."""
 
     id: str
     revision: int = Field(ge=1)
@@ -246,7 +258,10 @@ class Feedback(Message):
         default=None, description="value mapped to [0, 1] by the metric; None for text"
     )
     comment: str | None = None
-    correction: str | None = None
+    correction: str | None = Field(default=None, description="what `response_id` should have said")
+    comparison: ComparedReplies | None = Field(
+        default=None, description="`response_id` is the newer of the two replies"
+    )
     key_owner: str
     rater: str = Field(description="hash that stands for the person; design 13, Raters")
     source: Source = Source()
@@ -276,11 +291,39 @@ class PricedTurn(Part):
     untrainable: str | None = None
 
 
+class Comparison(Part):
+    """One person's choice between two answers to the same conversation; either may be in another episode."""
+
+    chosen: str = Field(description="response id of the better reply")
+    rejected: str
+    chosen_episode: str
+    rejected_episode: str
+    rater: str
+
+
+class Correction(Part):
+    """What a reply should have said: a better answer than the one of `response_id` to the same conversation."""
+
+    response_id: str
+    tool_call_id: str | None = Field(
+        default=None, description="the step that it is about, where one is named"
+    )
+    text: str
+    rater: str
+
+
 class OutcomeSource(StrEnum):
     """Where the one bit of a unit came from."""
 
     THUMB = "thumb"
     IMPLICIT = "implicit"
+
+
+class Judgement(Part):
+    """What the judge of that time made of the words after each reply, and how far it was believed: a replay prices with it."""
+
+    trust: Unit
+    verdicts: dict[str, Literal[-1, 1]] = Field(description="by response id; silence is left out")
 
 
 class Indicators(Part):
@@ -311,6 +354,12 @@ class Experience(Message):
     turns: tuple[PricedTurn, ...]
     user_texts: tuple[str, ...] = Field(description="the user message of each interaction")
     ratings: int = Field(ge=0, description="effective ratings joined")
+    comparisons: tuple[Comparison, ...] = Field(
+        default=(), description="for the reward model; one person's newest choice of each pair"
+    )
+    corrections: tuple[Correction, ...] = Field(
+        default=(), description="one person's newest of each reply or step"
+    )
     thumb: Literal[0, 1] | None = Field(default=None, description="the explicit bit of the last rated answer")
     outcome: Literal[0, 1] | None = Field(
         default=None, description="the unit's one bit; None when nobody reacted"
@@ -324,6 +373,7 @@ class Experience(Message):
         ge=0,
         description="index into `turns` of the turn that ended the work, where the outcome lands; None = no turn",
     )
+    judgement: Judgement | None = None
     indicators: Indicators = Indicators()
     trainable: bool
     reason: str | None = Field(default=None, description="why the policy does not train on it")

@@ -13,7 +13,8 @@ from typing import Any
 from sqlalchemy import Connection, Row, delete, insert, select, update
 from uuid_utils import uuid7
 
-from feedback.agent_file import AgentFile, Metric
+from feedback.agent_file import AgentFile
+from feedback.metric_section import Metric
 from feedback.outbox import Outbox
 from feedback.schemas import FEEDBACK, Feedback, Source, canonical
 from serving.auth import Key, person

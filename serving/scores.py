@@ -11,7 +11,7 @@ clamped. `optimize: min` turns the score round.
 
 from typing import Any
 
-from feedback.agent_file import Metric
+from feedback.metric_section import Metric
 
 
 class BadValue(ValueError):

@@ -2,7 +2,16 @@
 
 from typing import Any
 
-from feedback.schemas import EpisodeEnd, Feedback, Interaction, ToolCall, ToolOutcome, Turn, Withdrawal
+from feedback.schemas import (
+    ComparedReplies,
+    EpisodeEnd,
+    Feedback,
+    Interaction,
+    ToolCall,
+    ToolOutcome,
+    Turn,
+    Withdrawal,
+)
 
 AGENT = "travel-desk"
 IDLE_MS = 15_000
@@ -62,13 +71,34 @@ def rating(value: bool = True, *, response: str | None = "ep_1-r0", **changes: A
         "response_id": response,
         "name": "user_rating",
         "value": value,
-        "score": float(value),
+        "score": float(bool(value)),
         "key_owner": "owner",
         "rater": "user-hash",
         "given_at": 0,
         "received_at": 0,
     }
     return Feedback.model_validate(fields | changes)
+
+
+def compared(
+    chosen: str, rejected: str, *, home: str | None = None, same: bool = True, **changes: Any
+) -> Feedback:
+    """A choice between two replies of `ep_1`, or of the episodes that their ids begin with."""
+    pair = ComparedReplies(
+        chosen=chosen,
+        rejected=rejected,
+        chosen_episode=chosen.rpartition("-")[0],
+        rejected_episode=rejected.rpartition("-")[0],
+        same_question=same,
+    )
+    said: dict[str, Any] = {"name": "comparison", "comparison": pair, "value": None, "score": None}
+    return rating(response=home or max(chosen, rejected), **(said | changes))
+
+
+def correction(text: str | None = "Total 136.", *, response: str = "ep_1-r0", **changes: Any) -> Feedback:
+    """What a reply should have said."""
+    said: dict[str, Any] = {"name": "demonstration", "value": text, "correction": text, "score": None}
+    return rating(response=response, **(said | changes))
 
 
 def episode_end(at: int, *, episode: str = "ep_1") -> EpisodeEnd:

@@ -7,7 +7,7 @@ from feedback.bus import MAX_VALUE_BYTES
 from feedback.fit import OVERSIZED, TEXT_CHARACTERS, fit_experience, fit_interaction
 from feedback.join import Joined
 from feedback.reward import PriceRules, Trust, price
-from feedback.schemas import Experience, Interaction, Turn
+from feedback.schemas import Correction, Experience, Interaction, Turn
 from tests.feedback.building import interaction, turn
 
 RULES = PriceRules(rewards=Rewards(), gamma=0.99, grace_ms=0)
@@ -65,3 +65,13 @@ def test_endless_text_is_cut_to_its_beginning() -> None:
     assert len(fitted.turns[0].shown_text) == len(fitted.user_text) == TEXT_CHARACTERS
     experience = Experience.from_bytes(fit_experience(episode(turn(words))))
     assert experience.turns[0].turn.raw_text == "x" * TEXT_CHARACTERS
+
+
+def test_half_a_correction_is_left_out() -> None:
+    """Cut to its beginning it would be learned as what should have been said."""
+    words = "x" * 3_000_000
+    texts = ("Total 136.", "y" * (TEXT_CHARACTERS + 1))
+    said = tuple(Correction(response_id="ep_1-r0", text=text, rater="a") for text in texts)
+    long = episode(turn(words)).model_copy(update={"corrections": said})
+    fitted = Experience.from_bytes(fit_experience(long))
+    assert [each.text for each in fitted.corrections] == ["Total 136."]

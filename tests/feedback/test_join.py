@@ -1,11 +1,19 @@
 """An episode is the same whatever order, repeats and cuts its records came in."""
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feedback.agent_file import Metric
 from feedback.join import Joined, JoinRules, Stamped, join
-from tests.feedback.building import IDLE_MS, episode_end, interaction, rating, withdrawal
+from feedback.metric_section import Metric
+from tests.feedback.building import (
+    IDLE_MS,
+    compared,
+    correction,
+    episode_end,
+    interaction,
+    rating,
+    withdrawal,
+)
 
 RULES = JoinRules(metrics={"user_rating": Metric(window=3600.0)}, idle_ms=IDLE_MS)
 LATE = 10**12
@@ -157,8 +165,77 @@ def test_a_withdrawal_closes_for_good() -> None:
     assert join([Stamped(1_500, withdrawal(1_500))], RULES, now=LATE) is None
 
 
+def chosen(joined: Joined) -> list[tuple[str, str, str]]:
+    return [(each.chosen, each.rejected, each.rater) for each in joined.comparisons]
+
+
+def compare(better: str, worse: str, at: int = 2_000, **changes: object) -> Stamped:
+    return Stamped(at, compared(f"ep_1-r{better}", f"ep_1-r{worse}", **{"received_at": at} | changes))
+
+
+def correct(text: str | None, at: int = 2_000, **changes: object) -> Stamped:
+    return Stamped(at, correction(text, **{"received_at": at} | changes))
+
+
+def test_a_choice_between_two_replies_is_joined_and_is_no_rating() -> None:
+    joined = closed(reply(0), reply(1), compare("1", "0"))
+    assert (chosen(joined), scores(joined)) == ([("ep_1-r1", "ep_1-r0", "user-hash")], [])
+
+
+def test_a_choice_turned_round_replaces_and_another_pair_adds() -> None:
+    replies = [reply(0), reply(1), reply(2)]
+    turned = compare("0", "1", at=2_100, id="fb_2")
+    assert chosen(closed(*replies, compare("1", "0"), turned)) == [("ep_1-r0", "ep_1-r1", "user-hash")]
+    other = compare("0", "2", at=2_200, id="fb_3")
+    third = compare("2", "1", at=2_300, id="fb_4")
+    assert len(chosen(closed(*replies, compare("1", "0"), other, third))) == 3
+
+
+def test_what_cannot_be_compared_or_was_taken_back_is_not_carried() -> None:
+    replies = [reply(0), reply(1)]
+    assert chosen(closed(*replies, compare("1", "0", same=False))) == []
+    assert (
+        chosen(closed(*replies, compare("1", "0"), compare("1", "0", at=3_000, revision=2, op="delete")))
+        == []
+    )
+
+
+def test_of_each_person_the_newest_correction_of_a_reply_counts_whatever_its_name() -> None:
+    first = correct("Total 100.")
+    second = correct("Total 136.", at=2_500, id="fb_2", name="user_rating", value=False, score=0.0)
+    other = correct("136 in all.", at=2_600, id="fb_3", rater="other-hash")
+    joined = closed(reply(0), first, second, other)
+    assert [(each.text, each.rater) for each in joined.corrections] == [
+        ("Total 136.", "user-hash"),
+        ("136 in all.", "other-hash"),
+    ]
+    assert scores(joined) == [0.0]
+    gone = correct("Total 136.", at=2_700, id="fb_2", name="user_rating", revision=2, op="delete")
+    assert [each.text for each in closed(reply(0), first, second, gone).corrections] == ["Total 100."]
+
+
+def test_a_correction_after_the_close_is_a_revision_and_a_comment_is_not() -> None:
+    late = 1_000 + IDLE_MS + 5_000
+    assert closed(reply(0), correct("Total 136.", at=late)).revision == 2
+    assert closed(reply(0), correct(None, at=late, name="comment", value="hm", comment="hm")).revision == 1
+
+
+def test_after_the_window_what_was_said_stands_but_can_be_taken_back() -> None:
+    """A change that came too late is on record and is not learned from (case 55)."""
+    late = 1_000 + 3_600_000 + 1
+    changed = thumb(False, at=late, revision=2, op="update")
+    joined = closed(reply(0), thumb(True), changed)
+    assert (scores(joined), joined.revision) == ([1.0], 1)
+    taken_back = thumb(False, at=late + 1, revision=3, op="delete")
+    assert scores(closed(reply(0), thumb(True), changed, taken_back)) == []
+
+
 RECORDS = (
     reply(0),
+    compare("1", "0", at=1_300, id="fb_5"),
+    compare("0", "1", at=2_000 + IDLE_MS + 70, id="fb_5", revision=2, op="update"),
+    correct("Total 136.", at=1_400, id="fb_6"),
+    thumb(False, at=3_602_001, id="fb_2", response="ep_1-r1", revision=4, op="update"),
     reply(1),
     thumb(True, at=1_200),
     thumb(False, at=2_200, response="ep_1-r1", id="fb_2"),
@@ -170,10 +247,14 @@ ONCE = closed(*RECORDS)
 
 
 def test_the_undisturbed_run_is_what_we_think_it_is() -> None:
-    assert ONCE.revision == 4  # closed, changed thumb, closed again after the late reply, thumb on it
+    # closed, changed thumb, choice turned round, closed again after the late reply, thumb on it
+    assert ONCE.revision == 5
     assert scores(ONCE) == [1.0, 1.0, 0.0]
+    assert chosen(ONCE) == [("ep_1-r0", "ep_1-r1", "user-hash")]
+    assert [each.text for each in ONCE.corrections] == ["Total 136."]
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.sampled_from(RECORDS), max_size=20).flatmap(lambda more: st.permutations([*RECORDS, *more]))
 )

@@ -5,7 +5,16 @@ import pytest
 from feedback.agent_file import Penalties, Rewards
 from feedback.join import Joined, Rating
 from feedback.reward import PriceRules, Trust, price, progress, soft_overlong, tool_penalty
-from feedback.schemas import Experience, Interaction, OutcomeSource, Sampling, ToolCall, ToolOutcome
+from feedback.schemas import (
+    Comparison,
+    Correction,
+    Experience,
+    Interaction,
+    OutcomeSource,
+    Sampling,
+    ToolCall,
+    ToolOutcome,
+)
 from tests.feedback.building import call_turn, interaction, turn, withdrawal
 
 RULES = PriceRules(rewards=Rewards(turn_budget=8), gamma=0.99, grace_ms=500)
@@ -46,6 +55,17 @@ def test_the_last_thumb_is_the_outcome_and_an_earlier_one_is_that_turns_rating()
     assert signals(experience) == [(-1.0, 0.7), (None, 0.0)]
     assert (experience.outcome, experience.outcome_reward, experience.outcome_turn) == (1, 1.0, 1)
     assert (experience.thumb, experience.outcome_source, experience.ratings) == (1, OutcomeSource.THUMB, 2)
+
+
+def test_comparisons_and_corrections_are_carried_and_price_nothing() -> None:
+    said = Comparison(
+        chosen="ep_1-r1", rejected="ep_1-r0", chosen_episode="ep_1", rejected_episode="ep_1", rater="a"
+    )
+    better = Correction(response_id="ep_1-r0", text="Total 136.", rater="a")
+    known = joined(interaction(0), interaction(1), comparisons=(said,), corrections=(better,))
+    experience = Experience.from_bytes(price(known, {}, trust=TRUST, rules=RULES).to_bytes())
+    assert (experience.comparisons, experience.corrections) == ((said,), (better,))
+    assert (experience.outcome, experience.ratings, signals(experience)) == (None, 0, [(None, 0.0)] * 2)
 
 
 def test_a_thumbs_down_is_minus_one() -> None:

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from feedback.agent_file import Metric
+from feedback.metric_section import Metric
 from serving.scores import BadValue, score_of
 
 BOOLEAN, UNIT, STARS = Metric(), Metric(type="float"), Metric(type="float", min=1, max=5)
