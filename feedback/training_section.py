@@ -114,8 +114,24 @@ class BatchSettings(TrainingPart):
     single_user: bool = False
 
 
+class ProxMO(TrainingPart):
+    """How an episode is compared with others by `credit: proxmo` (and `groups`: `omega` alone), never with itself."""
+
+    omega: float = Field(default=1.0, ge=0, description="weight of a turn's part beside the episode's")
+    psc_alpha: float = Field(default=4.0, gt=0, description="how steeply rarity weighs")
+    psc_max: float = Field(
+        default=0.05, ge=0, lt=1, description="a success where all fail weighs 1 + this, a failure 1 - this"
+    )
+    psa_tau: float = Field(default=0.1, gt=0, description="temperature of the similarity of states")
+    turns: int = Field(default=4096, ge=1, description="newest turns of the replay to compare with")
+
+
 class CriticSettings(TrainingPart):
     """Asymmetric V-critic over the reference's frozen hidden states."""
+
+    fallback: Literal["turn_index", "proximity"] = Field(
+        default="turn_index", description="baseline from the replay while the critic is weak"
+    )
 
     lr: float = Field(default=1e-3, gt=0)
     hidden: int = Field(default=256, ge=8)
@@ -149,8 +165,9 @@ class RewardModelSettings(TrainingPart):
 class Training(TrainingPart):
     """Everything the trainer is told."""
 
-    credit: Literal["gae", "monte_carlo"] = "gae"
+    credit: Literal["gae", "monte_carlo", "proxmo", "groups"] = "gae"
     turn: TurnCreditSettings = TurnCreditSettings()
+    proxmo: ProxMO = ProxMO()
     ppo: Ppo = Ppo()
     kl_reference: KlReference = KlReference()
     trust: Trust = Trust()

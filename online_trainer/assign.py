@@ -13,26 +13,15 @@ import torch
 
 from feedback.agent_file import Weights
 from feedback.training_section import CriticSettings, Training
-from online_trainer.baseline import Baseline, Explained, choose_baseline, held_out_explained, turn_index_means
-from online_trainer.credit.gae import Gae
-from online_trainer.credit.monte_carlo import MonteCarlo, returns
-from online_trainer.credit.protocol import Credit
+from online_trainer.baseline import Baseline, Explained, choose_baseline, held_out_explained
 from online_trainer.credit.scale import RunningScale, scaled
 from online_trainer.critics.value import Critic
-from online_trainer.lessons import Lesson, Replay, rewards
+from online_trainer.lessons import Lesson, Replay
+from online_trainer.returns import Returns, before_outcome, farms, padded, potential_of, reward_of
+from online_trainer.rules import compare, index_means, proximity_values, rule_for
 
 BATCH = 256
 MOSTLY_CRITIC = 0.5
-
-
-@dataclass(frozen=True)
-class Returns:
-    """Every turn up to the outcome, of the episodes that have one: its place, its episode, its Monte-Carlo return."""
-
-    index_N: torch.Tensor
-    episodes: tuple[str, ...]
-    return_N: torch.Tensor
-    state_NF: torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -44,6 +33,7 @@ class Assigned:
     scale: RunningScale
     explained: Explained
     baseline: Baseline
+    farmed: int
 
     def carries_signal(self, episode_id: str) -> bool:
         return any(value != 0.0 for value in self.advantage[episode_id])
@@ -59,33 +49,8 @@ class Assigned:
             "critic/replay_share": self.baseline.replay_share,
             "advantage/mean": mean,
             "advantage/scale": self.scale.value,
+            "shaping/farmed": float(self.farmed),
         }
-
-
-def known_returns(replay: Replay, *, weights: Weights, training: Training) -> Returns | None:
-    """What the critic learns from; None while no outcome is known."""
-    lessons = replay.known()
-    if not lessons:
-        return None
-    priced = [rewards(lesson, {}, weights=weights, clip=training.turn.reward_clip) for lesson in lessons]
-    reward_EH, mask_EH = _padded(priced)
-    bootstrap_E = torch.zeros(len(lessons))
-    return_EH = returns(reward_EH, mask_EH=mask_EH, bootstrap_E=bootstrap_E, gamma=training.turn.gamma)
-    work_EH = _before_outcome(lessons, mask_EH)
-    return Returns(
-        index_N=torch.arange(mask_EH.shape[1]).expand_as(mask_EH)[work_EH],
-        episodes=tuple(lesson.episode_id for lesson in lessons for _ in range(lesson.outcome_turn + 1)),
-        return_N=return_EH[work_EH],
-        state_NF=torch.cat(
-            [replay.features[lesson.episode_id].state_TF[: lesson.outcome_turn + 1] for lesson in lessons]
-        ).float(),
-    )
-
-
-def _before_outcome(lessons: Sequence[Lesson], mask_EH: torch.Tensor) -> torch.Tensor:
-    """Turns up to the one where the outcome lands: a courtesy after it has no outcome to expect."""
-    end_E = torch.tensor([lesson.outcome_turn for lesson in lessons])
-    return mask_EH & (torch.arange(mask_EH.shape[1]) <= end_E[:, None])
 
 
 def train_critic(critic: Critic, known: Returns | None, *, steps: int, generator: torch.Generator) -> float:
@@ -117,21 +82,27 @@ def assign(
 ) -> Assigned:
     """Baseline, credit rule, scale: one advantage per turn of the batch."""
     explained = _explained(critic, known, generator=generator)
-    baseline = _baseline(batch, replay, critic, known, explained=explained, training=training)
+    compared = compare(batch, replay, known, training=training)
+    baseline = (
+        _baseline(batch, replay, critic, known, explained=explained, training=training)
+        if compared is None
+        else Baseline(compared.value_N, 1.0, 1.0)
+    )
     priced = [
-        rewards(lesson, rho.get(lesson.episode_id, {}), weights=weights, clip=training.turn.reward_clip)
+        reward_of(lesson, rho.get(lesson.episode_id, {}), weights=weights, training=training)
         for lesson in batch
     ]
-    reward_EH, mask_EH = _padded(priced)
+    gamma = training.turn.gamma
+    reward_EH, mask_EH = padded(priced)
+    potential_EH, _ = padded([potential_of(lesson, weights=weights, gamma=gamma) for lesson in batch])
     value_EH = torch.zeros_like(reward_EH)
     value_EH[mask_EH] = baseline.value_N
-    value_EH = torch.where(_before_outcome(batch, mask_EH), value_EH, 0.0)
+    work_EH = before_outcome(batch, mask_EH)
+    value_EH = torch.where(work_EH, value_EH, 0.0 - potential_EH)
     reward_EH, value_EH = outcome_of_the_silent(
-        batch, reward_EH, value_EH, trusted=baseline.replay_share < MOSTLY_CRITIC
+        batch, reward_EH, value_EH, potential_EH=potential_EH, trusted=baseline.replay_share < MOSTLY_CRITIC
     )
-    rule: Credit = MonteCarlo(training.turn.gamma)
-    if training.credit == "gae":
-        rule = Gae(training.turn.gamma, baseline.lam)
+    rule = rule_for(training, lam=baseline.lam, compared=compared, work_EH=work_EH, mask_EH=mask_EH)
     estimate = rule(reward_EH, value_EH, mask_EH=mask_EH, bootstrap_E=torch.zeros(len(batch)))
     signal_E = (estimate.advantage_EH != 0).any(dim=1)
     scale = scale.after(estimate.advantage_EH[signal_E][mask_EH[signal_E]])
@@ -142,6 +113,7 @@ def assign(
         scale=scale,
         explained=explained,
         baseline=baseline,
+        farmed=sum(farms(lesson, gamma=gamma) for lesson in batch),
     )
 
 
@@ -150,19 +122,21 @@ def outcome_of_the_silent(
     reward_EH: torch.Tensor,
     value_EH: torch.Tensor,
     *,
+    potential_EH: torch.Tensor,
     trusted: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The missing outcome is the baseline: V of its turn where V is mostly the critic's, else no baseline and no outcome.
 
-    A replay mean knows only the turn's index; differences of it would credit an episode's length.
+    A replay mean knows only the turn's index; differences of it would credit an episode's length. Shaping stays out of it:
+    -Phi is the value of nothing but shaping, so that progress alone credits no turn either.
     """
     silent_E = torch.tensor([lesson.outcome_reward is None for lesson in batch])
     if not trusted:
-        return reward_EH, torch.where(silent_E[:, None], 0.0, value_EH)
+        return reward_EH, torch.where(silent_E[:, None], 0.0 - potential_EH, value_EH)
     reward_EH = reward_EH.clone()
     end_E = torch.tensor([lesson.outcome_turn for lesson in batch])[silent_E]
     rows_E = torch.arange(len(batch))[silent_E]
-    reward_EH[rows_E, end_E] += value_EH[rows_E, end_E]
+    reward_EH[rows_E, end_E] += value_EH[rows_E, end_E] + potential_EH[rows_E, end_E]
     return reward_EH, value_EH
 
 
@@ -186,28 +160,14 @@ def _baseline(
     episodes = [lesson.episode_id for lesson in batch for _ in lesson.ends]
     state_NF = torch.cat([replay.features[lesson.episode_id].state_TF for lesson in batch]).float()
     critic_N = critic.values(state_NF, episode_ids=episodes)
-    index_N = torch.tensor([number for lesson in batch for number in range(len(lesson.ends))])
     if known is None:
         return Baseline(torch.zeros_like(critic_N), 1.0, 1.0)
-    replay_N = turn_index_means(
-        index_N,
-        episodes,
-        replay_index_R=known.index_N,
-        replay_return_R=known.return_N,
-        replay_episodes_R=known.episodes,
+    replay_N = (
+        proximity_values(batch, replay, known, training=training)
+        if settings.fallback == "proximity"
+        else index_means(batch, known)
     )
     return choose_baseline(critic_N, replay_N, explained=explained, lam=training.turn.lam, settings=settings)
-
-
-def _padded(turns: Sequence[Sequence[float]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """[E, H] of the given values and its mask."""
-    longest = max(len(values) for values in turns)
-    value_EH = torch.zeros((len(turns), longest))
-    mask_EH = torch.zeros((len(turns), longest), dtype=torch.bool)
-    for number, values in enumerate(turns):
-        value_EH[number, : len(values)] = torch.tensor(values)
-        mask_EH[number, : len(values)] = True
-    return value_EH, mask_EH
 
 
 def _by_episode(batch: Sequence[Lesson], value_EH: torch.Tensor) -> dict[str, tuple[float, ...]]:

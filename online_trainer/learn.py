@@ -5,9 +5,10 @@ Invariant: none of it depends on the policy's own weights, only on the frozen re
 
 from __future__ import annotations
 
-from online_trainer.assign import Assigned, Returns, assign, known_returns, train_critic
+from online_trainer.assign import Assigned, assign, train_critic
 from online_trainer.features import Survey, survey, widths
 from online_trainer.judge import Judgement, judge, train_judge
+from online_trainer.returns import Returns, known_returns
 from online_trainer.take import Taken
 from online_trainer.trainer import Trainer
 

@@ -6,22 +6,39 @@ was taken for over went on, since recorded ids never change.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+import hashlib
+from array import array
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from pydantic import BaseModel, ConfigDict
 
 from feedback.agent_file import Weights
-from feedback.schemas import Channels, Experience
+from feedback.schemas import Channels, Correction, Experience
 from online_trainer.features import Features, Survey
 
 KEPT_UNSEEN = 256
 """Rated episodes that wait to be read; where updates are slow they would pile up."""
 
 
+CHILD = "#"
+"""Between an episode's id and the name of an answer that people wrote in place of one of its own."""
+
+
+class Preference(BaseModel):
+    """One person's opinion that one answer is better than another; both by the names in `Lesson.answers`."""
+
+    model_config = ConfigDict(frozen=True)
+
+    better: str
+    worse: str
+    rater: str
+
+
 class Lesson(BaseModel):
-    """An episode without its ids. Turns after `outcome_turn` are courtesies that nobody rates."""
+    """An episode without its ids. Turns after `outcome_turn` are courtesies that nobody rates; `states` names what stood
+    before each turn, so that like is compared with like; `answers` the replies, "" for a turn that is not the end of one."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -33,6 +50,9 @@ class Lesson(BaseModel):
     thumb: int | None
     outcome_reward: float | None
     outcome_turn: int
+    states: tuple[str, ...] = ()
+    answers: tuple[str, ...] = ()
+    preferences: tuple[Preference, ...] = ()
 
     @classmethod
     def of(cls, experience: Experience) -> Lesson:
@@ -47,7 +67,49 @@ class Lesson(BaseModel):
             outcome_turn=len(experience.turns) - 1
             if experience.outcome_turn is None
             else experience.outcome_turn,
+            states=tuple(_state(priced.turn.prompt_ids) for priced in experience.turns),
+            answers=tuple(
+                _named(priced.response_id) if priced.ends_interaction else "" for priced in experience.turns
+            ),
+            preferences=_preferences(experience),
         )
+
+
+def _state(prompt_ids: Sequence[int]) -> str:
+    """Names what stood before a turn, to the letter."""
+    return hashlib.blake2b(array("q", prompt_ids).tobytes(), digest_size=8).hexdigest()
+
+
+def _named(response_id: str) -> str:
+    return hashlib.blake2b(response_id.encode(), digest_size=8).hexdigest()
+
+
+def corrected_id(correction: Correction) -> str:
+    """Stands for the response id of an answer that a person wrote; of another text it is another."""
+    return _named(f"{correction.response_id}\0{correction.rater}\0{correction.text}")
+
+
+def _preferences(experience: Experience) -> tuple[Preference, ...]:
+    """Comparisons of replies, and corrections of them; one that is about a step says nothing about the reply."""
+    chosen = [
+        Preference(better=_named(pair.chosen), worse=_named(pair.rejected), rater=pair.rater)
+        for pair in experience.comparisons
+    ]
+    written = [
+        Preference(
+            better=_named(corrected_id(correction)),
+            worse=_named(correction.response_id),
+            rater=correction.rater,
+        )
+        for correction in experience.corrections
+        if correction.tool_call_id is None
+    ]
+    return (*chosen, *written)
+
+
+def is_labelled(experience: Experience) -> bool:
+    """Whether the reward model has something to learn from it."""
+    return experience.thumb is not None or bool(experience.comparisons or experience.corrections)
 
 
 def rewards(lesson: Lesson, rho: Mapping[int, float], *, weights: Weights, clip: float) -> tuple[float, ...]:
@@ -89,20 +151,25 @@ class Replay:
         if features is None or len(features.state_TF) != len(experience.turns):
             self.features.pop(experience.episode_id, None)
             self.unseen[experience.episode_id] = experience
+        elif experience.corrections:
+            self.unseen[experience.episode_id] = experience  # to read what should have been said
 
     def withdraw(self, episode_id: str) -> None:
         """Forget what a person took back."""
-        self.lessons.pop(episode_id, None)
+        known = self.lessons.pop(episode_id, None)
         self.features.pop(episode_id, None)
         self.unseen.pop(episode_id, None)
+        if known is not None and known.preferences:
+            for child in [name for name in self.lessons if name.startswith(episode_id + CHILD)]:
+                self.withdraw(child)
 
     def rated_unseen(self, at_most: int) -> list[Experience]:
-        """The newest thumbs that nobody has read yet."""
-        rated = [experience for experience in self.unseen.values() if experience.thumb is not None]
+        """The newest thumbs, comparisons and corrections that nobody has read yet."""
+        rated = [experience for experience in self.unseen.values() if is_labelled(experience)]
         return rated[-at_most:] if at_most else []
 
     def learn(self, survey: Survey, read: Iterable[Experience]) -> None:
-        """Features of what the survey read. Of the rest only the newest thumbs are kept to be read later."""
+        """Features of what the survey read. Of the rest only the newest labelled ones are kept to be read later."""
         for experience in read:
             if experience.episode_id not in self.features:
                 self.features[experience.episode_id] = survey.features(experience)

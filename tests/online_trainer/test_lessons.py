@@ -6,13 +6,15 @@ import pytest
 import torch
 
 from feedback.agent_file import AgentFile, Weights
+from feedback.reward import soft_overlong
 from feedback.schemas import Channels, Experience
 from feedback.training_section import Training
-from online_trainer.assign import Assigned, assign, known_returns, outcome_of_the_silent
+from online_trainer.assign import Assigned, assign, outcome_of_the_silent
 from online_trainer.credit.scale import RunningScale
 from online_trainer.critics.value import Critic
 from online_trainer.features import Features, Survey
 from online_trainer.lessons import Lesson, Replay, rewards
+from online_trainer.returns import known_returns
 from tests.online_trainer.tiny import experience, priced
 
 WEIGHTS = Weights()
@@ -96,10 +98,15 @@ def test_an_episode_nobody_reacted_to_is_neither_good_nor_bad(agent: AgentFile) 
 def test_a_trusted_value_stands_in_for_the_missing_outcome() -> None:
     silent = Lesson.of(item(1, [Channels()] * 3, outcome=None, outcome_turn=1))
     value_EH = torch.tensor([[0.2, 0.6, 0.0]])
-    reward_EH, kept_EH = outcome_of_the_silent([silent], torch.zeros(1, 3), value_EH, trusted=True)
+    nothing_EH = torch.zeros(1, 3)
+    reward_EH, kept_EH = outcome_of_the_silent(
+        [silent], nothing_EH, value_EH, potential_EH=nothing_EH, trusted=True
+    )
     assert reward_EH.tolist() == [[0.0, pytest.approx(0.6), 0.0]]
     assert torch.equal(kept_EH, value_EH)
-    reward_EH, dropped_EH = outcome_of_the_silent([silent], torch.zeros(1, 3), value_EH, trusted=False)
+    reward_EH, dropped_EH = outcome_of_the_silent(
+        [silent], nothing_EH, value_EH, potential_EH=nothing_EH, trusted=False
+    )
     assert reward_EH.tolist() == dropped_EH.tolist() == [[0.0, 0.0, 0.0]]
 
 
@@ -174,3 +181,8 @@ def test_an_episode_that_went_on_after_it_closed_is_read_again() -> None:
     replay.unseen = {}
     replay.add(experience(1, longer, thumb=0, revision=3))
     assert replay.unseen == {}
+
+
+def test_t19_the_length_channel_is_dapos_soft_punishment() -> None:
+    """Lmax 20480, Lc 4096: the budget is what may be said for nothing."""
+    assert [soft_overlong(tokens, 20480 - 4096) for tokens in (16384, 18432, 20480)] == [0.0, -0.5, -1.0]
