@@ -6,13 +6,13 @@ Invariant: nothing is priced unless the trial passes; a rated answer keeps its r
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from feedback.training_section import RewardModelSettings
 from online_trainer.lessons import Lesson, Replay
-from online_trainer.reward_model import Centre, Labels, RewardModel, Trial, price
+from online_trainer.reward_model import Centre, Labels, Pairs, RewardModel, Trial, price
 
 BATCH = 128
 EPOCHS = 6
@@ -27,34 +27,44 @@ class Judgement:
     passed: bool
     rho: Mapping[str, Mapping[int, float]]
     centre: Centre
+    bias: Mapping[str, float] = field(default_factory=dict)
 
     def measures(self) -> dict[str, float]:
         priced = [value for turns in self.rho.values() for value in turns.values()]
         return {
             "reward_model/agreement": self.trial.agreement,
             "reward_model/labels": float(self.trial.labels),
+            "reward_model/pairs": float(self.trial.pairs),
+            "reward_model/pair_agreement": self.trial.pair_agreement,
             "reward_model/passed": float(self.passed),
             "reward_model/priced": float(len(priced)),
             "reward_model/mean": sum(priced) / len(priced) if priced else 0.0,
+            **self.bias,
         }
 
 
 def train_judge(
     replay: Replay, *, features: int, settings: RewardModelSettings, seed: int
 ) -> tuple[RewardModel, Trial]:
-    """A new ensemble on all thumbs and earlier ratings; the trial is on thumbs alone."""
+    """A new ensemble on all thumbs, earlier ratings, comparisons and corrections; the trial is on thumbs alone."""
     model = RewardModel(features, settings=settings, seed=seed)
-    labels = _labels(replay, thumbs_only=False)
-    if not len(labels):
-        return model, Trial(0.5, 0, 1.0)
+    labels, pairs = _labels(replay, thumbs_only=False), preferred(replay)
     generator = torch.Generator().manual_seed(seed)
-    steps = min(MOST_STEPS, EPOCHS * max(1, len(labels) // BATCH) + 30)
-    for _ in range(steps):
-        drawn = torch.randint(len(labels), (min(BATCH, len(labels)),), generator=generator)
-        raters = tuple(labels.raters[at] for at in drawn.tolist())
-        model.learn(Labels(labels.feature_NF[drawn], raters, labels.up_N[drawn]))
+    for _ in range(_steps(len(labels))):
+        model.learn(labels.taken(_drawn(len(labels), generator)))
+    for _ in range(_steps(len(pairs))):
+        model.learn_pairs(pairs.taken(_drawn(len(pairs), generator)))
     thumbs = _labels(replay, thumbs_only=True)
-    return model, model.trial(thumbs) if len(thumbs) else Trial(0.5, 0, 1.0)
+    trial = model.trial(thumbs) if len(thumbs) else Trial(0.5, 0, 1.0)
+    return model, replace(trial, pairs=len(pairs), pair_agreement=model.pair_trial(pairs))
+
+
+def _steps(count: int) -> int:
+    return min(MOST_STEPS, EPOCHS * max(1, count // BATCH) + 30) if count else 0
+
+
+def _drawn(count: int, generator: torch.Generator) -> torch.Tensor:
+    return torch.randint(count, (min(BATCH, count),), generator=generator)
 
 
 def judge(
@@ -113,4 +123,26 @@ def _labels(replay: Replay, *, thumbs_only: bool) -> Labels:
         torch.stack([feature for feature, _, _ in found]).float(),
         tuple(rater for _, rater, _ in found),
         torch.tensor([up for _, _, up in found]),
+    )
+
+
+def preferred(replay: Replay) -> Pairs:
+    """Comparisons and corrections of which the reference has read both answers."""
+    wanted = [preference for lesson in replay.lessons.values() for preference in lesson.preferences]
+    if not wanted:
+        return Pairs(torch.zeros((0, 1)), torch.zeros((0, 1)), ())
+    place = {
+        name: replay.features[lesson.episode_id].answer_TG[at]
+        for lesson in replay.lessons.values()
+        if lesson.episode_id in replay.features
+        for at, name in enumerate(lesson.answers)
+        if name
+    }
+    known = [pair for pair in wanted if pair.better in place and pair.worse in place]
+    if not known:
+        return Pairs(torch.zeros((0, 1)), torch.zeros((0, 1)), ())
+    return Pairs(
+        torch.stack([place[pair.better] for pair in known]).float(),
+        torch.stack([place[pair.worse] for pair in known]).float(),
+        tuple(pair.rater for pair in known),
     )

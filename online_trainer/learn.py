@@ -5,10 +5,18 @@ Invariant: none of it depends on the policy's own weights, only on the frozen re
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+
 from online_trainer.assign import Assigned, assign, train_critic
+from online_trainer.bias import biases
+from online_trainer.corrections import better_answers
 from online_trainer.features import Survey, survey, widths
 from online_trainer.judge import Judgement, judge, train_judge
 from online_trainer.returns import Returns, known_returns
+from online_trainer.reward_model import RewardModel
 from online_trainer.take import Taken
 from online_trainer.trainer import Trainer
 
@@ -18,6 +26,15 @@ def study(trainer: Trainer, taken: Taken) -> Survey:
     replay, settings = trainer.replay, trainer.parts.agent.training
     others = replay.rated_unseen(settings.batch.max_episodes // 2)
     read = list({e.episode_id: e for e in (*others, *taken.experiences)}.values())
+    written = [
+        answer
+        for experience in read
+        for answer in better_answers(experience, trainer.parts.spell, max_length=trainer.policy.max_length)
+        if answer.episode_id not in replay.features
+    ]
+    for answer in written:
+        replay.add(answer)
+    read += written
     seen = survey(trainer.policy, read, reference=trainer.reference, token_budget=settings.token_budget)
     replay.learn(seen, read)
     return seen
@@ -30,7 +47,25 @@ def reward(trainer: Trainer, taken: Taken) -> Judgement:
     seed = trainer.progress.seed * 7919 + trainer.progress.update
     model, trial = train_judge(trainer.replay, features=width, settings=settings, seed=seed)
     lessons = [trainer.replay.lessons[e.episode_id] for e in taken.experiences]
-    return judge(model, trial, trainer.replay, lessons, centre=trainer.progress.centre, settings=settings)
+    made = judge(model, trial, trainer.replay, lessons, centre=trainer.progress.centre, settings=settings)
+    return replace(made, bias=_bias(trainer, taken, model))
+
+
+def _bias(trainer: Trainer, taken: Taken, model: RewardModel) -> Mapping[str, float]:
+    """What the new model makes of the batch's answers because of their length or their flattery."""
+    answers = [
+        (e, at) for e in taken.experiences for at, priced in enumerate(e.turns) if priced.ends_interaction
+    ]
+    if not answers:
+        return {}
+    answer_NG = torch.stack([trainer.replay.features[e.episode_id].answer_TG[at] for e, at in answers])
+    turns = [e.turns[at].turn for e, at in answers]
+    return biases(
+        model.scores(answer_NG.float()).mean(0),
+        [len(turn.token_ids) for turn in turns],
+        [turn.shown_text for turn in turns],
+        [e.thumb if at == trainer.replay.lessons[e.episode_id].outcome_turn else None for e, at in answers],
+    )
 
 
 def value(trainer: Trainer) -> Returns | None:

@@ -62,14 +62,38 @@ class Labels:
     def __len__(self) -> int:
         return len(self.raters)
 
+    def taken(self, rows: Tensor) -> "Labels":
+        """Some of them."""
+        raters = tuple(self.raters[at] for at in rows.tolist())
+        return Labels(self.feature_NF[rows], raters, self.up_N[rows])
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Comparisons and corrections: of each the better and the worse answer, and who said so."""
+
+    better_NF: Tensor
+    worse_NF: Tensor
+    raters: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.raters)
+
+    def taken(self, rows: Tensor) -> "Pairs":
+        """Some of them."""
+        raters = tuple(self.raters[at] for at in rows.tolist())
+        return Pairs(self.better_NF[rows], self.worse_NF[rows], raters)
+
 
 @dataclass(frozen=True)
 class Trial:
-    """How the ordinary members did on raters they had not met."""
+    """How the ordinary members did on raters they had not met: on thumbs, and on the pairs these people compared."""
 
     agreement: float
     labels: int
     temperature: float
+    pairs: int = 0
+    pair_agreement: float = 0.5
 
     def passes(self, settings: RewardModelSettings) -> bool:
         """Whether answers nobody rated may be priced."""
@@ -104,10 +128,12 @@ class RewardModel:
         )
         return self._step((loss_KN * allowed_KN).sum() / allowed_KN.sum().clamp(min=1))
 
-    def learn_pairs(self, better_NF: Tensor, worse_NF: Tensor, *, raters: Sequence[str]) -> float:
+    def learn_pairs(self, pairs: Pairs) -> float:
         """One Bradley-Terry step on comparisons and corrections."""
-        allowed_KN = self._allowed(raters)
-        loss_KN = bradley_terry(self.heads(better_NF, self._generator), self.heads(worse_NF, self._generator))
+        allowed_KN = self._allowed(pairs.raters)
+        loss_KN = bradley_terry(
+            self.heads(pairs.better_NF, self._generator), self.heads(pairs.worse_NF, self._generator)
+        )
         return self._step((loss_KN * allowed_KN).sum() / allowed_KN.sum().clamp(min=1))
 
     @torch.no_grad()
@@ -136,6 +162,16 @@ class RewardModel:
         score_N = torch.stack([score_KN[seats[i], i] for i in rows])
         up_N = labels.up_N[rows].float()
         return Trial(balanced_agreement(score_N, up_N), len(rows), calibrate(score_N, up_N))
+
+    @torch.no_grad()
+    def pair_trial(self, pairs: Pairs) -> float:
+        """Share of pairs that the member who never learned from their rater puts in the right order; .5 without any."""
+        seats = self._seats(pairs.raters)
+        rows = [i for i, seat in enumerate(seats) if seat != GOLD]
+        if not rows:
+            return 0.5
+        gap_KN = self.scores(pairs.better_NF) - self.scores(pairs.worse_NF)
+        return sum(float(gap_KN[seats[i], i] > 0) for i in rows) / len(rows)
 
     @torch.no_grad()
     def bias_of(self, rater: str) -> float:

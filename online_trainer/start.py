@@ -16,6 +16,7 @@ from feedback.agent_file import AgentFile, AgentFileError, load_agent_file
 from feedback.kafka import KafkaBus
 from online_trainer.checkpoint import Checkpoints, Lease, LeaseLost
 from online_trainer.config import Settings
+from online_trainer.corrections import speller
 from online_trainer.cpu import cpu_flags, has_bfloat16
 from online_trainer.gate import expected_adapter
 from online_trainer.monitor import Monitor
@@ -79,6 +80,7 @@ def _build(settings: Settings, agent: AgentFile, lease: Lease, clock: Callable[[
         expected=expected,
         adapters=adapters,
         probe=probe_prompts(agent),
+        spell=speller(agent),
         clock=clock,
     )
     fresh = Progress.fresh(agent, seed=settings.seed, threads=threads, dtype=str(dtype))

@@ -17,6 +17,7 @@ from feedback.bus import Bus, BusError, Partition, Reader
 from feedback.schemas import EXPERIENCES, TRAFFIC_SPLITS, version_number
 from online_trainer.buffer import Buffer
 from online_trainer.checkpoint import Checkpoints, Snapshot
+from online_trainer.corrections import Spell
 from online_trainer.critics.value import Critic
 from online_trainer.features import widths
 from online_trainer.gate import Expected
@@ -47,6 +48,8 @@ class Parts:
     clock: Callable[[], int]
     boundary: Callable[[str], None] = lambda _: None
     """Called by name at every place where a process may die; tests raise from it."""
+    spell: Spell | None = None
+    """Text to the ids of a turn; without it corrections are not read."""
 
 
 @dataclass

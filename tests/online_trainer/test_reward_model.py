@@ -12,6 +12,7 @@ from online_trainer.reward_model import (
     GOLD,
     Centre,
     Labels,
+    Pairs,
     RewardModel,
     Trial,
     balanced_agreement,
@@ -131,7 +132,7 @@ def test_no_member_learns_from_its_own_quarter_nor_any_but_gold_from_gold_raters
     model.learn(Labels(torch.randn(8, 12), (rater,) * 8, torch.ones(8)))
     learned = {k for k in range(5) if float(model.heads.inner.grad[k].abs().sum()) > 0}
     assert learned == ({4} if seat == GOLD else {0, 1, 2, 3} - {seat})
-    model.learn_pairs(torch.randn(4, 12), torch.randn(4, 12), raters=[rater] * 4)
+    model.learn_pairs(Pairs(torch.randn(4, 12), torch.randn(4, 12), (rater,) * 4))
     assert {k for k in range(5) if float(model.heads.inner.grad[k].abs().sum()) > 0} == learned
 
 
@@ -219,3 +220,21 @@ def test_case_40_a_broken_feature_teaches_nothing() -> None:
     spoilt[3, 3] = math.nan
     assert math.isnan(model.learn(Labels(spoilt, data.raters, data.up_N)))
     assert torch.equal(model.scores(data.feature_NF), before)
+
+
+def test_comparisons_alone_teach_a_taste_that_their_raters_share() -> None:
+    generator = torch.Generator().manual_seed(4)
+    one, other = torch.randn(400, 12, generator=generator), torch.randn(400, 12, generator=generator)
+    first = ((one @ TASTE) > (other @ TASTE))[:, None]
+    pairs = Pairs(
+        torch.where(first, one, other),
+        torch.where(first, other, one),
+        tuple(RATERS[i % 60] for i in range(400)),
+    )
+    model = RewardModel(12, settings=SETTINGS, seed=1)
+    assert 0.3 < model.pair_trial(pairs) < 0.7
+    for _ in range(60):
+        model.learn_pairs(pairs.taken(torch.arange(400)))
+    assert model.pair_trial(pairs) > 0.8
+    assert model.pair_trial(Pairs(pairs.worse_NF, pairs.better_NF, pairs.raters)) < 0.2
+    assert model.pair_trial(pairs.taken(torch.arange(0))) == 0.5

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from feedback.schemas import (
     TRAFFIC_SPLITS,
     UPDATES,
     AdapterRef,
+    Correction,
     Credit,
     Decision,
     TrafficSplit,
@@ -26,6 +28,7 @@ from feedback.schemas import (
     VersionVerdict,
 )
 from online_trainer.checkpoint import Lease
+from online_trainer.lessons import CHILD
 from online_trainer.policy import state_digest
 from online_trainer.publish import Published
 from online_trainer.trainer import Trainer
@@ -249,6 +252,20 @@ def test_an_unreadable_experience_is_a_dead_letter_and_its_neighbours_are_traine
     work(trainer)
     assert len(bus.read(DEAD_LETTERS)) == 3
     assert trainer.progress.update == 1
+
+
+def test_a_correction_is_read_once_and_taught_as_a_pair(trainer: Trainer, bus: MemoryBus) -> None:
+    trainer.parts = replace(trainer.parts, spell=lambda text: [12, tiny.END])
+    items = tiny.dialogues(trainer.policy, 24)
+    said = Correction(response_id=items[0].turns[1].response_id, text="yes", rater="rater-0")
+    tiny.publish_experiences(bus, [items[0].model_copy(update={"corrections": (said,)}), *items[1:]])
+    work(trainer)
+    (child,) = [name for name in trainer.replay.features if CHILD in name]
+    assert child.startswith(items[0].episode_id)
+    (credit,) = [u for u in updates(bus) if u.version is None]
+    assert credit.measures["reward_model/pairs"] == 1.0
+    assert child not in credit.episode_ids
+    assert "reward_model/length_correlation" in credit.measures
 
 
 def test_six_refusals_pause_learning_and_time_re_arms_it(
