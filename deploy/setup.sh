@@ -8,6 +8,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 VENV=.venv
 STAMPS=$VENV/stamps
 JAVA_PACKAGES="default-jre-headless maven"
+POSTGRES_PACKAGES="postgresql"
 
 say() { printf 'setup: %s\n' "$*"; }
 die() { printf 'setup: %s\n' "$*" >&2; exit 1; }
@@ -31,6 +32,17 @@ need_java() {
     # shellcheck disable=SC2086
     can_install && install_debian $JAVA_PACKAGES && has_java && return
     die "Java 17 or later and Maven are missing; install them (Debian: apt-get install $JAVA_PACKAGES) and run again"
+}
+
+has_postgres() { command -v initdb >/dev/null || compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null; }
+
+# For the tests alone, which start servers of their own: Debian is told not to make and start one.
+need_postgres() {
+    has_postgres && return
+    local own=/etc/postgresql-common/createcluster.d/ratchet.conf
+    can_install && mkdir -p "${own%/*}" && echo 'create_main_cluster = false' >"$own" &&
+        install_debian $POSTGRES_PACKAGES && has_postgres && return
+    die "PostgreSQL's server is missing; install it (Debian: apt-get install $POSTGRES_PACKAGES) and run again"
 }
 
 fetch_kafka() {
@@ -132,8 +144,9 @@ main() {
 case ${1:-} in
     "") main ;;
     java) need_java ;;
+    postgres) need_postgres ;;
     lock)
         run_uv pip compile -q pyproject.toml --extra cpu --extra dev --override deploy/locks/overrides.txt \
             --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate --no-header -o deploy/locks/cpu.txt ;;
-    *) die "unknown step '$1'; use nothing, java or lock" ;;
+    *) die "unknown step '$1'; use nothing, java, postgres or lock" ;;
 esac

@@ -21,12 +21,15 @@ from sqlalchemy import (
     Text,
     delete,
     func,
+    literal,
     select,
+    tuple_,
 )
 from sqlalchemy.dialects.postgresql import insert as postgres_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
 from feedback.implicit import Pair
+from feedback.store import create_tables
 
 _METADATA = MetaData()
 
@@ -87,14 +90,20 @@ class Standing:
 
 def create_ledger(engine: Engine) -> None:
     """Make the tables that are missing."""
-    _METADATA.create_all(engine)
+    create_tables(engine, _METADATA)
 
 
 def keep(conn: Connection, records: Sequence[Kept]) -> None:
-    """Store records; one that is there already is left as it is."""
+    """Store records; of one that is there already only an earlier time counts, so that their order does not."""
     if records:
         rows = [{"episode_id": r.episode_id, "key": r.key, "at": r.at, "body": r.body} for r in records]
-        conn.execute(_insert(conn, _RECORDS).on_conflict_do_nothing(), rows)
+        statement = insert_into(conn, _RECORDS)
+        earlier = statement.on_conflict_do_update(
+            index_elements=["episode_id", "key"],
+            set_={"at": statement.excluded["at"]},
+            where=statement.excluded["at"] < _RECORDS.c.at,
+        )
+        conn.execute(earlier, rows)
 
 
 def records_of(conn: Connection, episode_ids: Iterable[str]) -> dict[str, list[Kept]]:
@@ -131,7 +140,7 @@ def stand(conn: Connection, changed: Sequence[Standing]) -> None:
         return
     columns = [column.name for column in _EPISODES.columns]
     rows = [dict(zip(columns, _values(each), strict=True)) for each in changed]
-    statement = _insert(conn, _EPISODES)
+    statement = insert_into(conn, _EPISODES)
     updates = {name: statement.excluded[name] for name in columns[1:]}
     conn.execute(statement.on_conflict_do_update(index_elements=["episode_id"], set_=updates), rows)
 
@@ -140,9 +149,29 @@ def forget(conn: Connection, *, before: int, limit: int) -> int:
     """Drop settled episodes whose newest interaction is older than `before`; returns how many."""
     old = select(_EPISODES.c.episode_id).where(_EPISODES.c.last_at < before, _EPISODES.c.due_at.is_(None))
     episode_ids = list(conn.execute(old.limit(limit)).scalars())
+    drop(conn, episode_ids)
+    return len(episode_ids)
+
+
+def drop(conn: Connection, episode_ids: Sequence[str]) -> None:
+    """Remove episodes and their records."""
     for table in (_RECORDS, _EPISODES):
         conn.execute(delete(table).where(table.c.episode_id.in_(episode_ids)))
-    return len(episode_ids)
+
+
+def in_time_order(conn: Connection, *, after: Standing | None, limit: int) -> list[Standing]:
+    """Episodes that have an interaction, by the time of their newest; the next ones after a given one."""
+    query = select(_EPISODES).where(_EPISODES.c.last_at.is_not(None))
+    if after is not None:
+        here = tuple_(_EPISODES.c.last_at, _EPISODES.c.episode_id)
+        query = query.where(here > tuple_(literal(after.last_at), literal(after.episode_id)))
+    ordered = query.order_by(_EPISODES.c.last_at, _EPISODES.c.episode_id).limit(limit)
+    return [Standing(*row) for row in conn.execute(ordered)]
+
+
+def is_empty(conn: Connection) -> bool:
+    """Whether no record was ever kept here."""
+    return conn.execute(select(_EPISODES.c.episode_id).limit(1)).first() is None
 
 
 def unmatched(conn: Connection) -> int:
@@ -160,7 +189,7 @@ def note_pairs(conn: Connection, pairs: Sequence[Pair]) -> None:
         {"response_id": p.response_id, "at": p.at, "text": p.text, "thumb": p.thumb, "verdict": p.verdict}
         for p in pairs
     ]
-    statement = _insert(conn, _PAIRS)
+    statement = insert_into(conn, _PAIRS)
     conn.execute(
         statement.on_conflict_do_update(
             index_elements=["response_id"], set_={"thumb": statement.excluded.thumb}
@@ -190,6 +219,6 @@ def _values(standing: Standing) -> tuple[object, ...]:
     )
 
 
-def _insert(conn: Connection, table: Table):  # type: ignore[no-untyped-def]
+def insert_into(conn: Connection, table: Table):  # type: ignore[no-untyped-def]
     """Both dialects say ON CONFLICT; SQLAlchemy has it once for each."""
     return postgres_insert(table) if conn.dialect.name == "postgresql" else sqlite_insert(table)

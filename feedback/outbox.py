@@ -26,7 +26,7 @@ from sqlalchemy import (
 from sqlalchemy.exc import SQLAlchemyError
 
 from feedback.bus import Bus, BusError, check_size
-from feedback.store import reading
+from feedback.store import create_tables, reading
 
 _log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class Outbox:
         self.bound = bound
         self._engine = engine
         self._reading = reading(engine)
-        _METADATA.create_all(engine)
+        create_tables(engine, _METADATA)
 
     def put(self, conn: Connection, topic: str, key: str, value: bytes, timestamp_ms: int) -> int:
         """Add one row to the caller's transaction. Raises OutboxFull, or Oversized for what no broker takes."""

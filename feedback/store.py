@@ -40,6 +40,9 @@ _POSITIONS = Table(
     Column("next_offset", BigInteger, nullable=False),
 )
 
+_MAKING = 7_218_004
+"""The advisory lock under which PostgreSQL's schemas and tables are made."""
+
 _ROLE = re.compile(r"^[a-z][a-z0-9_]{0,40}$")
 
 
@@ -51,13 +54,25 @@ def open_database(role: str, *, home: Path, url: str = "") -> Engine:
     """The role's database: the schema `<role>` of the PostgreSQL at `url`; without one `<home>/db/<role>.sqlite`.
 
     Write transactions (`engine.begin()`) take SQLite's write lock when they begin, so that two of them never
-    deadlock half way; use `reading(engine)` where nothing is written.
+    deadlock half way; use `reading(engine)` where nothing is written. What rows hold is never part of an error's text.
     """
     if not _ROLE.match(role):
         raise ValueError(f"{role!r} is not a role name")
     engine = _open_postgres(url, role) if url else _open_sqlite(home / "db" / f"{role}.sqlite")
-    _METADATA.create_all(engine)
+    create_tables(engine, _METADATA)
     return engine
+
+
+def create_tables(engine: Engine, *tables: MetaData) -> None:
+    """Make what is missing of a role's schema; its replicas may do so at once."""
+    with engine.begin() as conn:
+        if conn.dialect.name == "postgresql":
+            # IF NOT EXISTS alone still fails where two make the same thing in one moment.
+            conn.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _MAKING})
+            role = conn.execute(text("SHOW search_path")).scalar_one()
+            conn.execute(text(f'CREATE SCHEMA IF NOT EXISTS "{role}"'))
+        for metadata in tables:
+            metadata.create_all(conn)
 
 
 def reading(engine: Engine) -> Engine:
@@ -97,7 +112,7 @@ def advance(conn: Connection, reader: str, moves: Mapping[Partition, tuple[int |
 
 def _open_sqlite(path: Path) -> Engine:
     path.parent.mkdir(parents=True, exist_ok=True)
-    engine = create_engine(f"sqlite:///{path}")
+    engine = create_engine(f"sqlite:///{path}", hide_parameters=True)
     event.listen(engine, "connect", _tune_sqlite)
     event.listen(engine, "begin", _begin_sqlite)
     return engine
@@ -122,7 +137,4 @@ def _begin_sqlite(conn: Connection) -> None:
 
 
 def _open_postgres(url: str, role: str) -> Engine:
-    engine = create_engine(url, connect_args={"options": f"-csearch_path={role}"}, pool_pre_ping=True)
-    with engine.begin() as conn:
-        conn.execute(text(f'CREATE SCHEMA IF NOT EXISTS "{role}"'))
-    return engine
+    return create_engine(url, connect_args={"options": f"-csearch_path={role}"}, pool_pre_ping=True)

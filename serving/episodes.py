@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Engine, Row, bindparam, insert, select, updat
 from uuid_utils import uuid7
 
 from feedback.schemas import Status
-from feedback.store import reading
+from feedback.store import create_tables, reading
 from serving.router import Assignment
 from serving.tables import ALIASES, EPISODES, INTERACTIONS, METADATA
 
@@ -92,7 +92,7 @@ class Episodes:
     """Finds and remembers. Reads go to a thread; writes are functions that the writer's jobs call."""
 
     def __init__(self, engine: Engine) -> None:
-        METADATA.create_all(engine)
+        create_tables(engine, METADATA)
         self._reading = reading(engine)
         self._episodes: _Recent[Episode] = _Recent(_CACHED_EPISODES)
         self._aliases: _Recent[str] = _Recent(_CACHED_EPISODES)

@@ -14,7 +14,9 @@ from deploy.machine import look
 from deploy.stack import PROFILES, StackSettings, plan_stack
 from deploy.up import is_well
 from feedback.agent_file import AgentFile, load_agent_file
+from tests.postgres import Postgres, postgres_server
 from tests.running import free_port, free_ports, running
+from tests.stores import Stores
 
 SETTINGS = ("RATCHET_", "DEPLOY_", "SERVING_", "FEEDBACK_", "TRAINER_", "MLFLOW_")
 SLOW_KINDS = ("crash", "soak", "browser", "deployment")
@@ -64,6 +66,22 @@ def kafka_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     node = prepare_node(folder, port=port, controller_port=controller_port)
     with running(node.command, lambda: is_answering(node.bootstrap), log=folder / "log"):
         yield node.bootstrap
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """A real PostgreSQL server."""
+    with postgres_server() as server:
+        yield server
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def stores(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stores]:
+    """Databases of either kind: what is claimed for one holds for both."""
+    server: Postgres | None = None if request.param == "sqlite" else request.getfixturevalue("postgres")
+    made = Stores(tmp_path, server)
+    yield made
+    made.close()
 
 
 @pytest.fixture(scope="session")

@@ -29,6 +29,7 @@ from sqlalchemy import (
 from deploy.canary import units
 from deploy.canary.saved import load, save
 from deploy.canary.trial import FINISHED, Canary, Phase, Transition
+from feedback import store
 from feedback.schemas import AdapterRef, TrafficSplit, Verdict, VersionVerdict
 
 METADATA = MetaData()
@@ -114,8 +115,7 @@ SPLIT_VERDICTS = 20
 
 def create_tables(engine: Engine) -> None:
     """Make what is missing."""
-    METADATA.create_all(engine)
-    units.METADATA.create_all(engine)
+    store.create_tables(engine, METADATA, units.METADATA)
 
 
 @dataclass(frozen=True)

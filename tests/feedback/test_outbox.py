@@ -1,7 +1,6 @@
 """What was committed is sent at least once and in order; what was rolled back never is; the spool has a bound."""
 
 import time
-from pathlib import Path
 
 import pytest
 from sqlalchemy import Engine
@@ -9,12 +8,12 @@ from sqlalchemy import Engine
 from feedback.bus import MAX_VALUE_BYTES, BusError, MemoryBus, Oversized
 from feedback.outbox import Drainer, Outbox, OutboxFull
 from feedback.schemas import EXPERIENCES, FEEDBACK
-from feedback.store import open_database
+from tests.stores import Stores
 
 
 @pytest.fixture
-def engine(tmp_path: Path) -> Engine:
-    return open_database("feedback", home=tmp_path)
+def engine(stores: Stores) -> Engine:
+    return stores.open()
 
 
 def put(engine: Engine, outbox: Outbox, *values: bytes) -> None:

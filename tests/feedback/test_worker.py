@@ -1,11 +1,9 @@
-"""The worker on a real SQLite file: order, repeats, poison, outages and a kill at any line change nothing that comes out."""
+"""The worker on real databases: order, repeats, poison, outages and a kill at any line change nothing that comes out."""
 
 import random
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from sqlalchemy import event
+from sqlalchemy import Engine, event
 
 from feedback.agent_file import AgentFile, AgentFileError
 from feedback.bus import MemoryBus
@@ -21,9 +19,10 @@ from feedback.schemas import (
     Feedback,
     Message,
 )
-from feedback.store import Zombie, open_database
+from feedback.store import Zombie
 from feedback.worker import Worker
 from tests.feedback.building import AGENT, IDLE_MS, episode_end, interaction, rating, withdrawal
+from tests.stores import Stores
 
 AGENT_FILE = AgentFile.model_validate(
     {
@@ -74,9 +73,9 @@ class FusedBus(MemoryBus):
 class Life:
     """A worker's bus, database and clock, which outlive the worker."""
 
-    def __init__(self, home: Path, bus: MemoryBus | None = None) -> None:
+    def __init__(self, engine: Engine, bus: MemoryBus | None = None) -> None:
         self.bus = bus if bus is not None else MemoryBus()
-        self.engine = open_database("feedback", home=home)
+        self.engine = engine
         self.now = 0
         self.monitor = Monitor()
         self.worker = self.born()
@@ -120,10 +119,8 @@ class Life:
 
 
 @pytest.fixture
-def life(tmp_path: Path) -> Iterator[Life]:
-    made = Life(tmp_path)
-    yield made
-    made.engine.dispose()
+def life(stores: Stores) -> Life:
+    return Life(stores.open())
 
 
 def test_an_episode_becomes_one_experience_when_it_was_silent_long_enough(life: Life) -> None:
@@ -206,8 +203,8 @@ def test_a_withdrawal_is_a_tombstone_and_forgets_the_words(life: Life) -> None:
         assert conn.exec_driver_sql("SELECT count(*) FROM records").scalar() == 0
 
 
-def test_silence_is_not_concluded_from_records_that_were_not_read_yet(tmp_path: Path) -> None:
-    life = Life(tmp_path, MemoryBus(partitions=1))
+def test_silence_is_not_concluded_from_records_that_were_not_read_yet(stores: Stores) -> None:
+    life = Life(stores.open(), MemoryBus(partitions=1))
     life.send(interaction(0), 1_000)
     for number in range(600):  # more than one batch
         life.send(interaction(0, episode=f"ep_other{number}"), 1_500)
@@ -274,8 +271,8 @@ def test_another_agents_records_are_left_alone(life: Life) -> None:
     assert life.experiences() == []
 
 
-def test_records_removed_by_retention_are_counted_as_lost(tmp_path: Path) -> None:
-    life = Life(tmp_path, MemoryBus(partitions=1))
+def test_records_removed_by_retention_are_counted_as_lost(stores: Stores) -> None:
+    life = Life(stores.open(), MemoryBus(partitions=1))
     life.send(interaction(0), 1_000)
     life.settle(1_000)
     for number in range(1, 4):
@@ -389,10 +386,10 @@ def outgoing(life: Life) -> set[bytes]:
     return {record.value or b"" for record in life.bus.read(EXPERIENCES)}
 
 
-def fused(home: Path, fuse: Fuse) -> Life:
+def fused(engine: Engine, fuse: Fuse) -> Life:
     """A life in which every statement that writes, every commit, send and flush burns the fuse."""
     bus = FusedBus()
-    life = Life(home, bus)
+    life = Life(engine, bus)
     bus.fuse = fuse
 
     def write(_conn: object, _cursor: object, statement: str, *_more: object) -> None:
@@ -407,19 +404,19 @@ def fused(home: Path, fuse: Fuse) -> Life:
     return life
 
 
-def count_effects(home: Path) -> tuple[int, set[bytes]]:
+def count_effects(engine: Engine) -> tuple[int, set[bytes]]:
     fuse = Fuse()
-    life = fused(home, fuse)
+    life = fused(engine, fuse)
     tell(life)
     return fuse.burnt, outgoing(life)
 
 
-def test_a_kill_before_any_effect_loses_and_doubles_nothing(tmp_path: Path) -> None:
-    effects, undisturbed = count_effects(tmp_path / "undisturbed")
+def test_a_kill_before_any_effect_loses_and_doubles_nothing(stores: Stores) -> None:
+    effects, undisturbed = count_effects(stores.open("undisturbed"))
     # ep_a: close, thumb, changed thumb; ep_b: close, second close; ep_c: tombstone
     assert len(undisturbed) == 6
     for spare in range(effects):
-        life = fused(tmp_path / f"killed{spare}", Fuse(spare))
+        life = fused(stores.open(f"killed{spare}"), Fuse(spare))
         tell(life)
         assert outgoing(life) == undisturbed, f"killed after {spare} effects"
         revisions = [
@@ -430,15 +427,15 @@ def test_a_kill_before_any_effect_loses_and_doubles_nothing(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_order_repeats_and_restarts_change_no_last_revision(tmp_path: Path, seed: int) -> None:
+def test_order_repeats_and_restarts_change_no_last_revision(stores: Stores, seed: int) -> None:
     """All of the story's records at once, shuffled across keys and topics, twice some of them."""
-    plain = Life(tmp_path / "plain")
+    plain = Life(stores.open("plain"))
     tell(plain)
     draw = random.Random(seed)
     records = [record for _, messages in STORY for record in messages]
     records += draw.sample(records, 4)
     draw.shuffle(records)
-    mixed = Life(tmp_path / "mixed", MemoryBus(partitions=draw.choice([1, 3])))
+    mixed = Life(stores.open("mixed"), MemoryBus(partitions=draw.choice([1, 3])))
     for message, at in records:
         mixed.send(message, at)
         if draw.random() < 0.3:
