@@ -15,6 +15,7 @@ import typer
 
 from deploy.cli_bench import bench
 from deploy.cli_canary import ask_deploy, canary
+from deploy.cli_replay import replay
 from deploy.terminal import (
     AsJson,
     Profile,
@@ -39,6 +40,7 @@ app = typer.Typer(
 app.add_typer(canary, name="canary")
 app.add_typer(bootstrap, name="bootstrap")
 app.add_typer(bench, name="bench")
+app.command()(replay)
 
 PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 

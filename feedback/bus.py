@@ -55,6 +55,9 @@ class Reader(Protocol):
     def seek(self, positions: Mapping[Partition, int]) -> None:
         """Continue at these offsets; a partition not named starts at its earliest record."""
 
+    def since(self, timestamp_ms: int) -> dict[Partition, int]:
+        """Of each partition the first offset at or after a time, its end where there is none. Raises BusError."""
+
     def poll(self, timeout_s: float, max_records: int = 500) -> list[Record]:
         """Records that are there, waiting up to `timeout_s` for the first. An absent broker is silence."""
 
@@ -194,6 +197,17 @@ class MemoryBus:
         with self._changed:
             return {(name, number): log.end for name, number, log in self._logs(topics)}
 
+    def since(self, topics: Sequence[str], timestamp_ms: int) -> dict[Partition, int]:
+        """The first offset of each partition at or after a time."""
+        with self._changed:
+            self._refuse_when_down()
+            return {
+                (name, number): next(
+                    (r.offset for r in log.records if r.timestamp_ms >= timestamp_ms), log.end
+                )
+                for name, number, log in self._logs(topics)
+            }
+
     def _logs(self, topics: Sequence[str]) -> list[tuple[str, int, _Log]]:
         return [(name, number, log) for name in topics for number, log in enumerate(self._topics[name])]
 
@@ -223,6 +237,10 @@ class MemoryReader:
     def seek(self, positions: Mapping[Partition, int]) -> None:
         """Continue at these offsets; others start at the earliest."""
         self._positions = dict(positions)
+
+    def since(self, timestamp_ms: int) -> dict[Partition, int]:
+        """Offsets of the first records at or after a time."""
+        return self._bus.since(self._topics, timestamp_ms)
 
     def poll(self, timeout_s: float, max_records: int = 500) -> list[Record]:
         """What is there; waits for the first record up to `timeout_s`."""

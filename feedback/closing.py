@@ -1,6 +1,5 @@
 """Episodes whose time has come are joined and priced; a revision leaves only when what is known has changed."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from sqlalchemy import Connection
@@ -15,7 +14,7 @@ from feedback.judging import Judging
 from feedback.ledger import Kept, Standing
 from feedback.outbox import Outgoing
 from feedback.reward import PriceRules, Trust, opinions, price
-from feedback.schemas import EXPERIENCES, FEEDBACK, INTERACTIONS, Experience, OutcomeSource
+from feedback.schemas import EXPERIENCES, FEEDBACK, INTERACTIONS, Experience, Judgement, OutcomeSource
 from feedback.subgoals import load_checks, potentials
 
 _AT_ONCE = 100
@@ -51,7 +50,7 @@ class Closer:
         closed = Closed(looked_at=len(waiting))
         changed = []
         for standing in waiting:
-            records = [_stamped(kept) for kept in stored.get(standing.episode_id, [])]
+            records = [stamped(kept) for kept in stored.get(standing.episode_id, [])]
             joined = join(records, self.join_rules, now=clock)
             if joined is None:
                 changed.append(self._still_open(standing))
@@ -63,24 +62,29 @@ class Closer:
         ledger.note_pairs(conn, closed.pairs)
         return closed
 
+    def judge(self, joined: Joined) -> Judgement:
+        """What is made of its words now."""
+        said = verdicts(follow_ups(joined.interactions), self._judging.judge)
+        return Judgement.model_validate({"trust": self._judging.tau(joined.known_at), "verdicts": said})
+
+    def price(self, joined: Joined, judgement: Judgement) -> Experience:
+        """Its experience, under this judgement."""
+        trust = Trust(rating=self._price_rules.rewards.rating_trust, implicit=judgement.trust)
+        phi = potentials(joined.interactions, self._checks)
+        return price(joined, judgement.verdicts, trust=trust, rules=self._price_rules, potentials=phi)
+
     def _settle(self, joined: Joined, standing: Standing, closed: Closed) -> Standing:
         """Price; its revision never goes back, also where a late record undoes an earlier close."""
         joined = replace(joined, revision=max(joined.revision, standing.revision + 1))
-        texts = follow_ups(joined.interactions)
-        said = verdicts(texts, self._judging.judge)
-        trust = Trust(
-            rating=self._price_rules.rewards.rating_trust, implicit=self._judging.tau(joined.known_at)
-        )
-        phi = potentials(joined.interactions, self._checks)
-        experience = price(joined, said, trust=trust, rules=self._price_rules, potentials=phi)
+        judgement = self.judge(joined)
+        experience = self.price(joined, judgement)
         settled = replace(standing, due_at=None, closed=True, withdrawn=joined.withdrawn)
         if experience.id == standing.experience_id:
             return settled
         closed.experiences.append(experience)
         value = fit_experience(experience)
         closed.outgoing.append(Outgoing(EXPERIENCES, joined.episode_id, value, joined.known_at))
-        if not joined.withdrawn:
-            closed.pairs += pairs_of(joined, texts, said)
+        closed.pairs += pairs_of(joined, judgement)
         return replace(settled, revision=experience.revision, experience_id=experience.id)
 
     def _still_open(self, standing: Standing) -> Standing:
@@ -89,9 +93,11 @@ class Closer:
         return replace(standing, due_at=later, closed=False)
 
 
-def pairs_of(joined: Joined, texts: Mapping[str, str], said: Mapping[str, int]) -> list[Pair]:
-    """The answers of an episode that had both a thumb and a next message."""
-    found = []
+def pairs_of(joined: Joined, judgement: Judgement) -> list[Pair]:
+    """The answers of an episode that had both a thumb and a next message; none of what was withdrawn."""
+    if joined.withdrawn:
+        return []
+    found, texts = [], follow_ups(joined.interactions)
     for index, opinion in opinions(joined, {}).items():
         response_id = joined.interactions[index].response_id
         if opinion.source is OutcomeSource.THUMB and opinion.bit is not None and response_id in texts:
@@ -100,13 +106,14 @@ def pairs_of(joined: Joined, texts: Mapping[str, str], said: Mapping[str, int]) 
                     response_id=response_id,
                     text=texts[response_id],
                     thumb=opinion.bit,
-                    verdict=said.get(response_id, 0),
+                    verdict=judgement.verdicts.get(response_id, 0),
                     at=joined.known_at,
                 )
             )
     return found
 
 
-def _stamped(kept: Kept) -> Stamped:
+def stamped(kept: Kept) -> Stamped:
+    """A stored record as the message that it is."""
     topic = FEEDBACK if kept.key.startswith("f/") else INTERACTIONS
     return Stamped(kept.at, read_message(topic, kept.body))

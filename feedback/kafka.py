@@ -1,23 +1,23 @@
-"""The bus on Apache Kafka: the only file that knows kafka-python. Same promises as `feedback.bus` states.
+"""The bus on Apache Kafka; with its reader the only file that knows kafka-python. Same promises as `feedback.bus` states.
 
-Every send is acknowledged by all replicas or reported; readers belong to no group and never commit an offset.
+Every send is acknowledged by all replicas or reported; nothing about it is assumed.
 """
 
 import contextlib
 import logging
 import socket
 import threading
-import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
+from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
 from kafka.admin import ConfigResource
-from kafka.errors import KafkaError, OffsetOutOfRangeError, TopicAlreadyExistsError
+from kafka.errors import KafkaError, TopicAlreadyExistsError
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
 
-from feedback.bus import COMPACTED, BusError, Partition, Record, TopicMismatch, check_size
+from feedback.bus import COMPACTED, BusError, TopicMismatch, check_size
+from feedback.kafka_reader import BLOCK_MS, DISCOVER_S, KafkaReader
 from feedback.schemas import TOPICS
 
 _log = logging.getLogger(__name__)
@@ -26,9 +26,7 @@ logging.getLogger("kafka").setLevel(
 )  # it logs every reconnect as an error; failures reach us anyway
 
 _CONNECT_MS = 5_000
-_BLOCK_MS = 10_000
 _DELIVERY_MS = 30_000
-_DISCOVER_S = 5.0
 
 
 class KafkaBus:
@@ -76,7 +74,7 @@ class KafkaBus:
         """Create what is missing; refuse what exists with another partition count or clean-up policy."""
         self._probe()
         try:
-            admin = KafkaAdminClient(**self._client_options(), request_timeout_ms=_BLOCK_MS)
+            admin = KafkaAdminClient(**self._client_options(), request_timeout_ms=BLOCK_MS)
         except KafkaError as error:
             raise BusError(f"no Kafka at {self._bootstrap}: {error}") from error
         try:
@@ -112,8 +110,8 @@ class KafkaBus:
                         enable_idempotence=True,
                         linger_ms=2,
                         batch_size=131_072,
-                        max_block_ms=_BLOCK_MS,
-                        request_timeout_ms=_BLOCK_MS,
+                        max_block_ms=BLOCK_MS,
+                        request_timeout_ms=BLOCK_MS,
                         delivery_timeout_ms=_DELIVERY_MS,
                         allow_auto_create_topics=False,
                     )
@@ -139,10 +137,10 @@ class KafkaBus:
             group_id=None,
             enable_auto_commit=False,
             auto_offset_reset="none",
-            request_timeout_ms=_BLOCK_MS,
+            request_timeout_ms=BLOCK_MS,
             fetch_max_wait_ms=100,
             max_partition_fetch_bytes=4 * 1024 * 1024,
-            metadata_max_age_ms=int(_DISCOVER_S * 1000),
+            metadata_max_age_ms=int(DISCOVER_S * 1000),
             allow_auto_create_topics=False,
         )
 
@@ -166,111 +164,6 @@ class KafkaBus:
         raise BusError(f"no Kafka at {self._bootstrap}")
 
 
-class KafkaReader:
-    """Assigned to every partition of its topics, at positions that only its owner moves."""
-
-    def __init__(
-        self, open_consumer: Callable[[], Any], probe: Callable[[], None], topics: Sequence[str]
-    ) -> None:
-        self.lost: dict[Partition, int] = {}
-        self._open_consumer = open_consumer
-        self._probe = probe
-        self._topics = tuple(topics)
-        self._consumer: Any = None
-        self._wanted: dict[Partition, int] = {}
-        self._positions: dict[Partition, int] = {}
-        self._discover_at = 0.0
-
-    def seek(self, positions: Mapping[Partition, int]) -> None:
-        """Continue at these offsets. Takes effect at the next poll, connected or not."""
-        self._wanted = dict(positions)
-        self._positions = {}
-        self._discover_at = 0.0
-
-    def poll(self, timeout_s: float, max_records: int = 500) -> list[Record]:
-        """Records of all partitions. No broker, or a broker that fails, is silence until it is back."""
-        try:
-            self._assign_when_due()
-            if not self._positions:
-                time.sleep(min(timeout_s, 0.1))
-                return []
-            fetched = self._consumer.poll(timeout_ms=int(timeout_s * 1000), max_records=max_records)
-        except OffsetOutOfRangeError as error:
-            self._step_over_loss(error)
-            return []
-        except (BusError, KafkaError) as error:
-            _log.warning("reading %s: %s", ",".join(self._topics), error)
-            self._drop_consumer()
-            time.sleep(min(timeout_s, 1.0))
-            return []
-        return [self._record(record) for batch in fetched.values() for record in batch]
-
-    def lag(self) -> dict[Partition, int]:
-        """From the ends that came with the last fetches; empty until all are known, and while disconnected."""
-        if self._consumer is None:
-            return {}
-        ends = {where: self._consumer.highwater(TopicPartition(*where)) for where in self._positions}
-        if None in ends.values():
-            return {}
-        return {where: end - self._positions[where] for where, end in ends.items()}
-
-    def close(self) -> None:
-        """Let go of the connection."""
-        self._drop_consumer()
-
-    def _record(self, raw: Any) -> Record:
-        self._positions[raw.topic, raw.partition] = raw.offset + 1
-        key = None if raw.key is None else raw.key.decode(errors="replace")
-        return Record(raw.topic, raw.partition, raw.offset, key, raw.value, raw.timestamp)
-
-    def _assign_when_due(self) -> None:
-        """Connect, find the partitions (an operator may add some) and seek those that are new.
-
-        The client reconnects in silence; the probe makes a broker that is gone known, and with it the lag unknown.
-        """
-        if time.monotonic() < self._discover_at:
-            return
-        self._probe()
-        if self._consumer is None:
-            self._consumer = self._open_consumer()
-        known = [
-            TopicPartition(topic, number)
-            for topic in self._topics
-            for number in self._consumer.partitions_for_topic(topic)
-        ]
-        fresh = [part for part in known if (part.topic, part.partition) not in self._positions]
-        if fresh:
-            self._consumer.assign(known)
-            earliest = self._consumer.beginning_offsets(fresh, timeout_ms=_BLOCK_MS)
-            for part in fresh:
-                where = (part.topic, part.partition)
-                self._move(where, self._wanted.get(where, earliest[part]))
-        self._discover_at = time.monotonic() + (_DISCOVER_S if known else 0.5)
-
-    def _step_over_loss(self, error: OffsetOutOfRangeError) -> None:
-        """Retention removed what was next, or the topic was made anew: go on at the earliest, and say so."""
-        parts = list(error.args[0])
-        for part, earliest in self._consumer.beginning_offsets(parts, timeout_ms=_BLOCK_MS).items():
-            where = (part.topic, part.partition)
-            missing = max(0, earliest - self._positions[where])
-            self.lost[where] = self.lost.get(where, 0) + missing
-            _log.error("lost %d records of %s-%d before offset %d", missing, *where, earliest)
-            self._move(where, earliest)
-
-    def _move(self, where: Partition, offset: int) -> None:
-        self._consumer.seek(TopicPartition(*where), offset)
-        self._positions[where] = offset
-
-    def _drop_consumer(self) -> None:
-        """Remember how far we were; the next poll connects again there."""
-        self._wanted |= self._positions
-        self._positions = {}
-        self._discover_at = 0.0
-        if self._consumer is not None:
-            self._consumer.close(autocommit=False, timeout_ms=1_000)
-            self._consumer = None
-
-
 def wait_for_broker(bus: KafkaBus, *, partitions: int, timeout_s: float) -> None:
     """Keep trying `ensure_topics` while a broker starts. Raises TopicMismatch at once, another BusError at the end."""
     retrying = Retrying(
@@ -287,7 +180,7 @@ def wait_for_broker(bus: KafkaBus, *, partitions: int, timeout_s: float) -> None
 def _abandon(producer: Any) -> None:
     """Fail what is still buffered. `close` alone raises on unsent records and leaves its thread sending them."""
     producer._sender.force_close()
-    producer._sender.join(timeout=_BLOCK_MS / 1000)
+    producer._sender.join(timeout=BLOCK_MS / 1000)
     with contextlib.suppress(KafkaError):
         producer.close(timeout=0)
 

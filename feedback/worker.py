@@ -24,7 +24,7 @@ from feedback.store import advance, read_positions, reading
 _log = logging.getLogger(__name__)
 
 READER = "join"
-_TOPICS = (INTERACTIONS, FEEDBACK)
+TOPICS = (INTERACTIONS, FEEDBACK)
 _BATCH = 500
 _FORGET = 500
 _FORGET_EVERY_MS = 60_000
@@ -53,7 +53,7 @@ class Worker:
             self._positions = read_positions(conn, READER)
             self._judging = Judging(agent.rewards.implicit, ledger.newest_pairs(conn, REMEMBERED))
         self._closer = Closer(agent, self._judging)
-        self._reader = bus.reader(_TOPICS)
+        self._reader = bus.reader(TOPICS)
         self._reader.seek(self._positions)
         self._waiting = outbox.depth()
         self._newest: dict[Partition, int] = {}

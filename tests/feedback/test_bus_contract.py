@@ -142,6 +142,18 @@ def test_a_reader_goes_on_from_given_positions_and_repeats_nothing(rig: Rig) -> 
     )
 
 
+def test_a_time_is_found_as_the_first_record_at_or_after_it(rig: Rig) -> None:
+    mine, future = unique(), time.time_ns() // 1_000_000 + 600_000
+    for number in range(3):
+        rig.bus.send(FEEDBACK, mine, f"{number}".encode(), timestamp_ms=future + 10 * number)
+    rig.bus.flush(10)
+    first, *_ = read_keys(rig.reader(FEEDBACK), mine, 3)
+    where = (FEEDBACK, first.partition)
+    reader = rig.reader(FEEDBACK)
+    found = [reader.since(future + late)[where] - first.offset for late in (0, 1, 10, 20, 21)]
+    assert found == [0, 1, 1, 2, 3]
+
+
 def test_poll_returns_at_most_what_was_asked_for(rig: Rig) -> None:
     mine = unique()
     send_all(rig.bus, FEEDBACK, mine, 10)
