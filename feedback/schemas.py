@@ -32,9 +32,15 @@ class Unreadable(ValueError):
 
 
 class Part(BaseModel):
-    """A frozen piece of a message."""
+    """A frozen piece of a message. What it holds is never part of an error's text: errors are logged."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, ser_json_inf_nan="null")
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        allow_inf_nan=False,
+        ser_json_inf_nan="null",
+        hide_input_in_errors=True,
+    )
 
 
 class Message(Part):

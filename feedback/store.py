@@ -137,4 +137,5 @@ def _begin_sqlite(conn: Connection) -> None:
 
 
 def _open_postgres(url: str, role: str) -> Engine:
-    return create_engine(url, connect_args={"options": f"-csearch_path={role}"}, pool_pre_ping=True)
+    options = {"options": f"-csearch_path={role}"}
+    return create_engine(url, connect_args=options, pool_pre_ping=True, hide_parameters=True)

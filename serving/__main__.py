@@ -43,7 +43,7 @@ async def serve(settings: Settings) -> None:
         async with running(settings, bus) as gateway:
             threading.Thread(target=warm_mlflow, name="warm-mlflow", daemon=True).start()
             config = uvicorn.Config(
-                create_app(gateway, max_body=settings.max_body),
+                create_app(gateway),
                 host=settings.host,
                 port=settings.port,
                 log_config=None,

@@ -17,16 +17,19 @@ from feedback.bus import Bus
 from feedback.outbox import Drainer, Outbox
 from feedback.schemas import TrafficSplit
 from feedback.store import open_database
+from serving import idempotency
 from serving.adapters import SLOTS, AdapterCache, Adapters, Fetch, fetch_from_mlflow
 from serving.agent import Agent
 from serving.auth import load_keys
 from serving.config import Settings
+from serving.edge import EdgeRules
 from serving.engine import Engine
 from serving.episodes import Episodes
 from serving.gateway import Gateway
+from serving.limits import Pace
 from serving.metrics import Metrics
 from serving.opening import Opener
-from serving.ratings import Ratings, forget_replies
+from serving.ratings import Ratings
 from serving.recorder import Recorder
 from serving.replica import Replica
 from serving.splits import Listener, News
@@ -37,8 +40,6 @@ from tools.toolbox import Toolbox, ToolLimits
 
 _log = logging.getLogger(__name__)
 _ABANDONED_MS = 15 * 60_000  # an open interaction of another gateway on a shared database is dead after this
-
-_REPLAYS_MS = 24 * 3600_000  # how long an Idempotency-Key is remembered at least
 
 
 def wall_clock() -> int:
@@ -111,12 +112,20 @@ def _build(
             metrics=metrics,
             clock=clock,
         ),
-        ratings=Ratings(agent_file, outbox, clock),
+        ratings=Ratings(agent_file, outbox, clock, pace=Pace(settings.rater_rate, settings.rater_burst)),
         news=news,
         outbox=outbox,
         writer=writer,
         metrics=metrics,
         clock=clock,
+        edge=EdgeRules(
+            max_body=settings.max_body,
+            max_headers=settings.max_headers,
+            key_rate=settings.key_rate,
+            key_burst=settings.key_burst,
+            key_in_flight=settings.key_in_flight,
+            origins=tuple(settings.origins()),
+        ),
         max_in_flight=settings.max_in_flight,
         keep_alive_s=settings.keep_alive_s,
     )
@@ -169,7 +178,7 @@ async def _recover(gateway: Gateway, *, shared: bool) -> None:
     """Record what an earlier process left open. On a shared database others may still be at work."""
     now = gateway.clock()
     before = now - _ABANDONED_MS if shared else now + 1
-    await gateway.writer.write(lambda conn: forget_replies(conn, before=now - _REPLAYS_MS))
+    await gateway.writer.write(lambda conn: idempotency.forget(conn, before=now - idempotency.KEPT_MS))
     found = await gateway.writer.write(lambda conn: gateway.recorder.recover(conn, before=before))
     if found:
         _log.warning("%d interactions of an earlier process recorded as failed", found)

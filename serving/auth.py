@@ -15,6 +15,7 @@ from pathlib import Path
 
 SCOPES = ("chat", "feedback", "admin", "end-users")
 _DEFAULT_SCOPES = frozenset({"chat", "feedback"})
+_HASHED = re.compile(r"^sha256=([0-9a-f]{64})$")
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
 
 
@@ -29,6 +30,11 @@ class Key:
     owner: str
     scopes: frozenset[str]
     digest: bytes
+
+    @property
+    def id(self) -> str:
+        """Names the key without telling anything about it or its owner."""
+        return hashlib.sha256(b"key-id\0" + self.digest).hexdigest()[:12]
 
     def may(self, scope: str) -> bool:
         """Whether the key has the scope."""
@@ -53,9 +59,16 @@ class KeyRing:
                 found = key
         return found if scheme.lower() == "bearer" else None
 
+    def by_id(self, key_id: str) -> Key | None:
+        """The key of that id."""
+        return next((key for key in self._keys if key.id == key_id), None)
+
 
 def load_keys(home: Path, configured: str) -> KeyRing:
-    """The keys of `RATCHET_API_KEYS` (`name:secret:scope+scope`, comma between), else those of `keys.json`."""
+    """The keys of `RATCHET_API_KEYS` (`name:secret:scope+scope`, comma between), else those of `keys.json`.
+
+    In place of a secret its hash may stand: `sha256=` and 64 hexadecimal digits.
+    """
     if configured.strip():
         return KeyRing([_configured(entry) for entry in configured.split(",") if entry.strip()])
     ensure_key(home)
@@ -86,7 +99,8 @@ def _configured(entry: str) -> Key:
     if not secret:
         raise KeyFileError(f"RATCHET_API_KEYS: entry {name[:16]!r} is not name:secret:scope+scope")
     scopes = frozenset(listed.split("+")) if listed else _DEFAULT_SCOPES
-    return _checked(name, scopes, _digest(secret))
+    hashed = _HASHED.match(secret)
+    return _checked(name, scopes, bytes.fromhex(hashed[1]) if hashed else _digest(secret))
 
 
 def _stored(path: Path) -> list[Key]:

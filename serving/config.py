@@ -15,6 +15,15 @@ class Settings(Shared):
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
     max_body: int = Field(default=1024 * 1024, ge=1024, description="bytes of a request's body")
+    max_headers: int = Field(default=32 * 1024, ge=1024, description="bytes of a request's headers")
+    key_rate: float = Field(default=2000, ge=0, description="requests a second of one key; 0 = no limit")
+    key_burst: int = Field(default=4000, ge=1, description="requests of one key at once")
+    key_in_flight: int = Field(default=256, ge=1, description="requests of one key running at a time")
+    rater_rate: float = Field(default=5, ge=0, description="ratings a second of one rater; 0 = no limit")
+    rater_burst: int = Field(default=300, ge=1, description="ratings of one rater at once")
+    cors_origins: str = Field(
+        default="", description="origins of pages that may send feedback, comma between; empty = none"
+    )
     max_in_flight: int = Field(default=512, ge=1, description="chat requests at once; more get 429")
     outbox_bound: int = Field(default=100_000, ge=1, description="messages that may wait for the bus")
     keep_alive_s: float = Field(
@@ -25,4 +34,12 @@ class Settings(Shared):
 
     def engine_urls(self) -> list[str]:
         """Each engine's address."""
-        return [url.strip() for url in self.engines.split(",") if url.strip()]
+        return _listed(self.engines)
+
+    def origins(self) -> list[str]:
+        """Each origin that a browser may call from."""
+        return _listed(self.cors_origins)
+
+
+def _listed(text: str) -> list[str]:
+    return [each.strip() for each in text.split(",") if each.strip()]

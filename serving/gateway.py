@@ -8,6 +8,7 @@ from feedback.outbox import Outbox
 from serving.adapters import Adapters
 from serving.agent import Agent
 from serving.auth import KeyRing
+from serving.edge import EdgeRules
 from serving.episodes import Episodes
 from serving.metrics import Metrics
 from serving.opening import Opener
@@ -34,5 +35,6 @@ class Gateway:
     writer: Writer
     metrics: Metrics
     clock: Callable[[], int]
+    edge: EdgeRules
     max_in_flight: int = 512
     keep_alive_s: float = 10.0

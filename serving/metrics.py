@@ -39,6 +39,7 @@ class Metrics:
             ["metric"],
             buckets=(1, 10, 60, 600, 3600, 86400),
         )
+        self.refused = self._counter("refused", "Requests refused before they were read.", ["reason"])
         self.adapter_info = self._gauge("adapter_info", "1 for each version and state.", ["version", "state"])
         self.replicas_loaded = self._gauge("adapter_replicas_loaded", "Engines that route it.", ["version"])
         self.adapter_load = self._histogram("adapter_load_duration_seconds", "Fetch, load and probe.", [])

@@ -1,31 +1,36 @@
 """Feedback: found its target, checked, stored with its outgoing message in one transaction. All calls run in the writer's thread.
 
-One natural key (target, name, rater) holds one rating: the latest wins, with the next revision. A foreign target and an
-unknown one look alike.
+One natural key (target, name, rater) holds one piece of feedback: the latest wins, with the next revision. A foreign
+target and an unknown one look alike.
 """
 
 import json
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
 
-from sqlalchemy import Connection, Row, delete, insert, select, update
+from sqlalchemy import Connection, Row, insert, select, update
 from uuid_utils import uuid7
 
 from feedback.agent_file import AgentFile
 from feedback.metric_section import Metric
 from feedback.outbox import Outbox
-from feedback.schemas import FEEDBACK, Feedback, Source, canonical
+from feedback.schemas import FEEDBACK, ComparedReplies, Feedback, Source, canonical
+from serving import idempotency
 from serving.auth import Key, person
-from serving.bodies import FeedbackBody, FeedbackPatch
+from serving.bodies import FeedbackBody
 from serving.errors import ApiError
-from serving.scores import BadValue, score_of
-from serving.tables import IDEMPOTENCY, RATINGS
-from serving.targets import Target, find_target
+from serving.feedback_bodies import Given, GivenPatch
+from serving.limits import Pace
+from serving.said import changed, content_of, metric_of, name_of, pair_of, place
+from serving.shown import shown
+from serving.tables import RATINGS
+from serving.targets import Target, find_episode, find_pair, find_target, replied_at
 
-DEMONSTRATION, COMMENT = "demonstration", "comment"
-RESERVED = (DEMONSTRATION, COMMENT)
+_TIDY_MS = 3600_000
+Op = Literal["create", "update", "delete"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,29 +39,45 @@ class Stored:
 
     reply: dict[str, Any]
     change: str
+    source: str  # human, llm_judge, code
+    delay_s: float = 0.0  # from the reply to what was said
 
 
 class Ratings:
     """One per gateway."""
 
-    def __init__(self, agent_file: AgentFile, outbox: Outbox, clock: Callable[[], int]) -> None:
+    def __init__(
+        self, agent_file: AgentFile, outbox: Outbox, clock: Callable[[], int], *, pace: Pace | None = None
+    ) -> None:
         self._agent, self._metrics = agent_file.agent, agent_file.metrics
         self._outbox, self._clock = outbox, clock
+        self._pace = pace or Pace(0, 1)
+        self._tidied_at = clock()
 
-    def submit(self, conn: Connection, key: Key, body: FeedbackBody, *, where: str = "") -> Stored:
+    def submit(self, conn: Connection, key: Key, body: Given, *, where: str = "") -> Stored:
         """Store one piece of feedback. `where` is its place in a batch, for error messages."""
         now = self._clock()
-        name, content = self._content(body, where)
-        target = find_target(conn, key.owner, body, now=now, where=where)
+        self._tidy(conn, now)
+        name = name_of(body, where)
+        content = content_of(self._metrics, name, body, where=where)
+        metric = metric_of(self._metrics, name, "name")
+        target, pair = _target(conn, key, body, metric, now=now, where=where)
+        if content["correction"] is not None and target.response_id is None:
+            field = place(where, "response_id")
+            message = f"{field}: a correction is of one reply"
+            raise ApiError(422, message, code="missing", param=field)
+        content["comparison"] = None if pair is None else pair.model_dump()
+        text = canonical(content).decode()
         rater = _rater(key, body, target)
-        natural = canonical(
-            [target.response_id or target.episode_id, target.tool_call_id, name, rater]
-        ).decode()
+        self._slow_down(rater)
+        natural = _natural_key(target, pair, name, rater)
         old = _find(conn, key.owner, natural, body.id, where)
         given_at = _given_at(body.timestamp, now, where)
-        if old is not None and not old.deleted and old.content == content:
-            return Stored({**_shown(old, target), "change": "replayed"}, "replayed")
-        late = now - target.replied_at > self._window_ms(name)
+        delay_s = max(0, now - target.replied_at) / 1000
+        stored = {"source": content["source"]["type"], "delay_s": delay_s}
+        if old is not None and not old.deleted and old.content == text:
+            return Stored({**shown(old._mapping, target), "change": "replayed"}, "replayed", **stored)
+        again = old is None or old.deleted
         row = {
             "key_owner": key.owner,
             "id": old.id if old is not None else body.id or f"fb_{uuid7().hex}",
@@ -66,57 +87,77 @@ class Ratings:
             "response_id": target.response_id,
             "tool_call_id": target.tool_call_id,
             "name": name,
-            "content": content,
+            "content": text,
             "rater": rater,
-            "status": "late" if late else "accepted",
+            "status": "late" if delay_s > metric.window else "accepted",
             "given_at": given_at,
             "created_at": old.created_at if old is not None else now,
             "updated_at": now,
             "deleted": False,
         }
-        stored = _Row(row)
         if not body.dryrun:
             _write(conn, row, exists=old is not None)
-            self._send(conn, stored, op="create" if old is None or old.deleted else "update")
-        change = "new" if old is None or old.deleted else "changed"
-        return Stored({**_shown(stored, target), "change": change}, change)
+            self._send(conn, row, op="create" if again else "update")
+        change = "new" if again else "changed"
+        return Stored({**shown(row, target), "change": change}, change, **stored)
 
-    def patch(self, conn: Connection, key: Key, feedback_id: str, patch: FeedbackPatch) -> Stored:
-        """Change what is given of one piece of feedback."""
+    def target_of(self, conn: Connection, key: Key, name: str, body: FeedbackBody) -> Target:
+        """What feedback of that name on that target would be about; nothing is stored."""
+        metric = metric_of(self._metrics, name, "name")
+        if metric.type == "comparison":
+            message = "name: a comparison is of two targets"
+            raise ApiError(422, message, code="invalid_value", param="name")
+        return _single(conn, key, body, metric, now=self._clock(), where="")
+
+    def patch(self, conn: Connection, key: Key, feedback_id: str, patch: GivenPatch) -> Stored:
+        """Change what is given of one piece of feedback; past the window it is on record and no more."""
         old, now = self._owned(conn, key, feedback_id), self._clock()
+        ended_at = replied_at(conn, old.episode_id, old.response_id, now=now)
         content = json.loads(old.content)
-        given = patch.model_fields_set
-        if "value" in given:
-            content["value"], content["score"] = self._scored(old.name, patch.value, "value")
-        if "comment" in given:
-            content["comment"] = patch.comment
-        if "correction" in given:
-            content["correction"] = _correction(patch.correction, "correction")
-        text = canonical(content).decode()
+        new = changed(self._metrics, old.name, content, patch)
+        if new["correction"] is not None and old.response_id is None:
+            raise ApiError(422, "correction: is of one reply", code="invalid_value", param="correction")
+        text, source = canonical(new).decode(), content["source"]["type"]
         if text == old.content:
-            return Stored({**_shown(old, None), "change": "replayed"}, "replayed")
-        row = {**old._mapping, "content": text, "revision": old.revision + 1, "updated_at": now}
+            return Stored({**shown(old._mapping, None), "change": "replayed"}, "replayed", source)
+        delay_s = max(0, now - ended_at) / 1000
+        late = delay_s > metric_of(self._metrics, old.name, "name").window
+        row = {
+            **old._mapping,
+            "content": text,
+            "revision": old.revision + 1,
+            "status": "late" if late else "accepted",
+            "updated_at": now,
+        }
         _write(conn, row, exists=True)
-        self._send(conn, _Row(row), op="update")
-        return Stored({**_shown(_Row(row), None), "change": "changed"}, "changed")
+        self._send(conn, row, op="update")
+        return Stored({**shown(row, None), "change": "changed"}, "changed", source, delay_s)
 
     def delete(self, conn: Connection, key: Key, feedback_id: str) -> dict[str, Any]:
         """Take one piece of feedback back."""
         old = self._owned(conn, key, feedback_id)
         row = {**old._mapping, "deleted": True, "revision": old.revision + 1, "updated_at": self._clock()}
         _write(conn, row, exists=True)
-        self._send(conn, _Row(row), op="delete")
+        self._send(conn, row, op="delete")
         return {"id": feedback_id, "object": "feedback.deleted", "deleted": True, "revision": row["revision"]}
 
     def get(self, conn: Connection, key: Key, feedback_id: str) -> dict[str, Any]:
         """One piece of feedback."""
-        return _shown(self._owned(conn, key, feedback_id), None)
+        return shown(self._owned(conn, key, feedback_id)._mapping, None)
 
     def of_episode(self, conn: Connection, key: Key, episode_id: str) -> list[dict[str, Any]]:
         """All feedback on an episode, oldest first."""
         where = (RATINGS.c.key_owner == key.owner, RATINGS.c.episode_id == episode_id, ~RATINGS.c.deleted)
         rows = conn.execute(select(RATINGS).where(*where).order_by(RATINGS.c.created_at, RATINGS.c.id))
-        return [_shown(row, None) for row in rows]
+        return [shown(row._mapping, None) for row in rows]
+
+    def forget_episode(self, conn: Connection, episode_id: str) -> None:
+        """Nothing that was said about a withdrawn episode stays; what was sent is tombstoned with the episode."""
+        blank = {"value": None, "score": None, "comment": None, "correction": None, "comparison": None}
+        content = canonical(blank | {"source": {"type": "human", "id": None}, "metadata": {}}).decode()
+        where = RATINGS.c.episode_id == episode_id
+        conn.execute(update(RATINGS).where(where).values(deleted=True, content=content))
+        idempotency.forget_episode(conn, episode_id)
 
     def _owned(self, conn: Connection, key: Key, feedback_id: str) -> Row[Any]:
         where = (RATINGS.c.key_owner == key.owner, RATINGS.c.id == feedback_id)
@@ -127,106 +168,86 @@ class Ratings:
             raise ApiError(410, "this feedback was withdrawn", code="withdrawn", param="id")
         return row
 
-    def _content(self, body: FeedbackBody, where: str) -> tuple[str, str]:
-        """(name, canonical content). Raises 400 unknown_metric, 422 for values."""
-        field = _in(where, "correction" if body.correction is not None else "expected")
-        correction = _correction(body.correction if body.correction is not None else body.expected, field)
-        comment = body.comment if body.comment is not None else body.rationale
-        name = body.metric() or (DEMONSTRATION if correction else COMMENT if comment else None)
-        if name is None:
+    def _slow_down(self, rater: str) -> None:
+        if wait := self._pace.wait(rater, time.monotonic()):
             raise ApiError(
-                422, "name: the metric's name is missing", code="missing", param=_in(where, "name")
+                429, "too much feedback by one rater", code="rate_limit_exceeded", retry_after_s=wait
             )
-        if name not in self._metrics and name not in RESERVED:
-            known = ", ".join([*self._metrics, *RESERVED])
-            message = f"no metric {name!r} in the agent file; there are {known}"
-            raise ApiError(400, message, code="unknown_metric", param=_in(where, "name"))
-        field = "value" if body.value is not None or body.score is None else "score"
-        given = body.value if field == "value" else body.score
-        value, score = self._scored(name, given, _in(where, field), default=comment or correction)
-        if name == DEMONSTRATION and not correction:
-            correction = value if isinstance(value, str) else None
-        content = {
-            "value": value,
-            "score": score,
-            "comment": comment,
-            "correction": correction,
-            "source": {
-                "type": body.source.type if body.source else "human",
-                "id": body.source.id if body.source else None,
-            },
-            "metadata": body.metadata or {},
-        }
-        return name, canonical(content).decode()
 
-    def _scored(
-        self, name: str, value: Any, field: str, *, default: str | None = None
-    ) -> tuple[bool | float | str | None, float | None]:
-        if name in RESERVED:
-            value = default if value is None else value
-            if not isinstance(value, str) or not value or len(value) > 8192:
-                raise ApiError(422, f"{field}: must be text", code="invalid_value", param=field)
-            return value, None
-        try:
-            score = score_of(self._metrics[name], value)
-        except BadValue as error:
-            raise ApiError(422, f"{field}: {error}", code="invalid_value", param=field) from error
-        return (value if isinstance(value, bool) else float(value)), score
+    def _tidy(self, conn: Connection, now: int) -> None:
+        """Once an hour, old idempotency keys are dropped."""
+        if now - self._tidied_at > _TIDY_MS:
+            self._tidied_at = now
+            idempotency.forget(conn, before=now - idempotency.KEPT_MS)
 
-    def _window_ms(self, name: str) -> float:
-        return self._metrics.get(name, Metric()).window * 1000
-
-    def _send(self, conn: Connection, row: "_Row", *, op: Any) -> None:
-        content = json.loads(row.content)
+    def _send(self, conn: Connection, row: Any, *, op: Op) -> None:
+        content = json.loads(row["content"])
+        same = ("id", "revision", "episode_id", "response_id", "tool_call_id", "name", "key_owner", "rater")
         message = Feedback(
-            id=row.id,
-            revision=row.revision,
+            **{field: row[field] for field in (*same, "given_at")},
             op=op,
             agent=self._agent,
-            episode_id=row.episode_id,
-            response_id=row.response_id,
-            tool_call_id=row.tool_call_id,
-            name=row.name,
             value=content["value"],
             score=content["score"],
             comment=content["comment"],
             correction=content["correction"],
-            key_owner=row.key_owner,
-            rater=row.rater,
+            comparison=content.get("comparison"),
             source=Source(**content["source"]),
-            given_at=row.given_at,
-            received_at=row.updated_at,
+            received_at=row["updated_at"],
         )
-        self._outbox.put(conn, FEEDBACK, row.episode_id, message.to_bytes(), row.updated_at)
+        self._outbox.put(conn, FEEDBACK, row["episode_id"], message.to_bytes(), row["updated_at"])
 
 
-def forget_replies(conn: Connection, *, before: int) -> None:
-    """Idempotency keys of old requests."""
-    conn.execute(delete(IDEMPOTENCY).where(IDEMPOTENCY.c.at < before))
+def _target(
+    conn: Connection, key: Key, body: Given, metric: Metric, *, now: int, where: str
+) -> tuple[Target, ComparedReplies | None]:
+    """What it is about, and the two replies of a comparison."""
+    if metric.type == "comparison":
+        chosen, rejected = pair_of(body, where)
+        target, pair = find_pair(conn, key.owner, chosen=chosen, rejected=rejected, now=now, where=where)
+        named = body.target_episode()
+        episodes = (pair.chosen_episode, pair.rejected_episode)
+        wrong = {
+            "response_id": body.target_response() not in (None, chosen, rejected),
+            "episode_id": named is not None and find_episode(conn, key.owner, named) not in episodes,
+            "tool_call_id": body.tool_call_id is not None,
+        }
+        for field in (field for field, is_wrong in wrong.items() if is_wrong):
+            message = f"{field}: a comparison is of the two replies that it names"
+            raise ApiError(422, message, code="mismatch", param=place(where, field))
+        return target, pair
+    return _single(conn, key, body, metric, now=now, where=where), None
 
 
-class _Row:
-    """A row before it is one."""
-
-    def __init__(self, columns: Any) -> None:
-        self.id: str = columns["id"]
-        self.revision: int = columns["revision"]
-        self.episode_id: str = columns["episode_id"]
-        self.response_id: str | None = columns["response_id"]
-        self.tool_call_id: str | None = columns["tool_call_id"]
-        self.name: str = columns["name"]
-        self.content: str = columns["content"]
-        self.key_owner: str = columns["key_owner"]
-        self.rater: str = columns["rater"]
-        self.status: str = columns["status"]
-        self.given_at: int = columns["given_at"]
-        self.created_at: int = columns["created_at"]
-        self.updated_at: int = columns["updated_at"]
+def _single(
+    conn: Connection, key: Key, body: FeedbackBody, metric: Metric, *, now: int, where: str
+) -> Target:
+    """One target. A metric of the whole episode may be given with any of its replies."""
+    target = find_target(conn, key.owner, body, now=now, where=where)
+    if metric.level == "episode":
+        if target.tool_call_id is not None:
+            field = place(where, "tool_call_id")
+            raise ApiError(422, f"{field}: the metric is of episodes", code="mismatch", param=field)
+        target = replace(target, response_id=None)
+    return target
 
 
-def _rater(key: Key, body: FeedbackBody, target: Target) -> str:
-    """The person the key vouches for, else the one who chatted, else the episode (design 13, Raters)."""
+def _natural_key(target: Target, pair: ComparedReplies | None, name: str, rater: str) -> str:
+    """Whose opinion of what; a pair is the same one whichever was chosen."""
+    about: Any = target.response_id or target.episode_id
+    if pair is not None:
+        about = sorted((pair.chosen, pair.rejected))
+    return canonical([about, target.tool_call_id, name, rater]).decode()
+
+
+def _rater(key: Key, body: Given, target: Target) -> str:
+    """The person the key vouches for, else the one who chatted, else the episode (design 13, Raters).
+
+    A program is nobody's opinion but its own, whoever's reply it looks at.
+    """
     named = body.source.id if body.source else None
+    if body.source is not None and body.source.type != "human":
+        return person(key.owner, f"{body.source.type}:{named or ''}")
     if named and key.may("end-users"):
         return person(key.owner, named)
     return target.user or person(key.owner, f"episode:{target.episode_id}")
@@ -239,11 +260,11 @@ def _find(conn: Connection, owner: str, natural: str, wanted_id: str | None, whe
         row = conn.execute(select(RATINGS).where(*condition)).one_or_none()
         if row is not None and row.natural_key != natural:
             message = "id: already used for another target, name or rater"
-            raise ApiError(422, message, code="id_reused", param=_in(where, "id"))
+            raise ApiError(422, message, code="id_reused", param=place(where, "id"))
         if row is not None:
             return row
     condition = (RATINGS.c.key_owner == owner, RATINGS.c.natural_key == natural)
-    return conn.execute(select(RATINGS).where(*condition)).one_or_none()
+    return conn.execute(select(RATINGS).where(*condition).limit(1)).one_or_none()
 
 
 def _write(conn: Connection, row: dict[str, Any], *, exists: bool) -> None:
@@ -252,40 +273,6 @@ def _write(conn: Connection, row: dict[str, Any], *, exists: bool) -> None:
         return
     where = (RATINGS.c.key_owner == row["key_owner"], RATINGS.c.id == row["id"])
     conn.execute(update(RATINGS).where(*where).values(**row))
-
-
-def _shown(row: Any, target: Target | None) -> dict[str, Any]:
-    """The reply's object."""
-    content = json.loads(row.content)
-    shown = {
-        "id": row.id,
-        "object": "feedback",
-        "status": row.status,
-        "revision": row.revision,
-        "episode_id": row.episode_id,
-        "response_id": row.response_id,
-        "tool_call_id": row.tool_call_id,
-        "name": row.name,
-        **{field: content[field] for field in ("value", "score", "comment", "correction")},
-        "trainable": row.status == "accepted",
-        "reason": "window" if row.status == "late" else None,
-        "created_at": _iso(row.created_at),
-        "updated_at": _iso(row.updated_at),
-    }
-    if target is not None:
-        shown |= {"adapter_version": target.version, "canary_id": target.canary_id, "arm": target.arm}
-    return shown
-
-
-def _correction(value: Any, where: str) -> str | None:
-    """Text, or an assistant message."""
-    if isinstance(value, dict):
-        value = value.get("content")
-        if not isinstance(value, str):
-            raise ApiError(422, f"{where}: needs a text `content`", code="invalid_value", param=where)
-    if value is None or (isinstance(value, str) and 0 < len(value) <= 32768):
-        return value
-    raise ApiError(422, f"{where}: must be text", code="invalid_value", param=where)
 
 
 def _given_at(text: str | None, now: int, where: str) -> int:
@@ -297,13 +284,5 @@ def _given_at(text: str | None, now: int, where: str) -> int:
         moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
         return max(0, min(now, int(moment.timestamp() * 1000)))
     except (ValueError, OverflowError) as error:
-        field = _in(where, "timestamp")
+        field = place(where, "timestamp")
         raise ApiError(422, f"{field}: must be ISO 8601", code="invalid_value", param=field) from error
-
-
-def _iso(ms: int) -> str:
-    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def _in(where: str, field: str) -> str:
-    return f"{where}.{field}" if where else field

@@ -85,14 +85,14 @@ RATINGS = Table(
     Column("name", String, nullable=False),
     Column(
         "content", Text, nullable=False
-    ),  # value, score, comment, correction, source, metadata as canonical JSON
+    ),  # value, score, comment, correction, comparison, source, metadata as canonical JSON
     Column("rater", String, nullable=False),
     Column("status", String, nullable=False),
     Column("given_at", BigInteger, nullable=False),
     Column("created_at", BigInteger, nullable=False),
     Column("updated_at", BigInteger, nullable=False),
     Column("deleted", Boolean, nullable=False, default=False),
-    Index("ratings_natural", "key_owner", "natural_key"),
+    Index("ratings_natural", "key_owner", "natural_key", unique=True),
     Index("ratings_episode", "episode_id"),
 )
 
@@ -105,6 +105,7 @@ IDEMPOTENCY = Table(
     Column("status", Integer, nullable=False),
     Column("reply", Text, nullable=False),
     Column("at", BigInteger, nullable=False),
+    Index("idempotency_at", "at"),
 )
 
 SPLITS = Table(

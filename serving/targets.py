@@ -6,6 +6,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, select
 
+from feedback.schemas import ComparedReplies
 from serving.bodies import FeedbackBody
 from serving.errors import ApiError
 from serving.tables import ALIASES, EPISODES, INTERACTIONS
@@ -51,16 +52,41 @@ def find_target(conn: Connection, owner: str, body: FeedbackBody, *, now: int, w
     if body.tool_call_id is not None:
         row = _of_call(conn, row, body.tool_call_id, whole=response_id is None, field=f"{prefix}tool_call_id")
         response_id = row.response_id
-    return Target(
-        row.episode_id,
-        response_id,
-        body.tool_call_id,
-        row.user,
-        row.arm,
-        row.version,
-        row.canary_id,
-        row.ended_at or now,
+    return _target(row, response_id, body.tool_call_id, now)
+
+
+def find_pair(
+    conn: Connection, owner: str, *, chosen: str, rejected: str, now: int, where: str
+) -> tuple[Target, ComparedReplies]:
+    """The two replies of a comparison; it is kept with the newer one, whichever was chosen. Raises as `find_target`."""
+    prefix = f"{where}." if where else ""
+    if chosen == rejected:
+        field = f"{prefix}rejected"
+        raise ApiError(422, f"{field}: the same reply as chosen", code="invalid_value", param=field)
+    found = []
+    for named, field in ((chosen, f"{prefix}chosen"), (rejected, f"{prefix}rejected")):
+        row = _response(conn, owner, named, field)
+        _check_alive(_episode_row(conn, row.episode_id), row.started_at, now, field)
+        found.append(row)
+    better, worse = found
+    home = max(found, key=lambda row: (row.started_at, row.response_id))
+    pair = ComparedReplies(
+        chosen=better.response_id,
+        rejected=worse.response_id,
+        chosen_episode=better.episode_id,
+        rejected_episode=worse.episode_id,
+        same_question=_same_question(better, worse),
     )
+    return _target(home, home.response_id, None, now), pair
+
+
+def replied_at(conn: Connection, episode_id: str, response_id: str | None, *, now: int) -> int:
+    """When what was rated came to its end. Raises 410 where nothing may be said about it any more."""
+    where = INTERACTIONS.c.response_id == response_id
+    row = conn.execute(select(INTERACTIONS).where(where)).one_or_none() if response_id else None
+    row = row or _newest(conn, episode_id)
+    _check_alive(_episode_row(conn, episode_id), row.started_at, now, "id")
+    return int(row.ended_at or now)
 
 
 def find_episode(conn: Connection, owner: str, named: str) -> str | None:
@@ -83,6 +109,33 @@ def _response(conn: Connection, owner: str, response_id: str, field: str) -> Row
     if row is None:
         raise ApiError(404, "no such response", code="target_not_found", param=field)
     return row
+
+
+def _target(row: Row[Any], response_id: str | None, tool_call_id: str | None, now: int) -> Target:
+    return Target(
+        row.episode_id,
+        response_id,
+        tool_call_id,
+        row.user,
+        row.arm,
+        row.version,
+        row.canary_id,
+        row.ended_at or now,
+    )
+
+
+def _same_question(one: Row[Any], other: Row[Any]) -> bool:
+    """Whether both answer the same conversation, by the ids that were before the newest message, and that message."""
+    if one.user_text != other.user_text:
+        return False
+    if one.ids is None or other.ids is None:  # still running, or cut off
+        return one.parent is not None and one.parent == other.parent
+    return _asked(one) == _asked(other)
+
+
+def _asked(row: Row[Any]) -> bytes:
+    """The ids before the newest user message; 4 bytes each."""
+    return bytes(row.ids[: 4 * int(row.starts.split()[-1])])
 
 
 def _newest(conn: Connection, episode_id: str) -> Row[Any]:

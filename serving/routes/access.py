@@ -7,6 +7,7 @@ from serving.auth import Key, KeyRing
 from serving.bodies import ChatRequest
 from serving.errors import ApiError
 from serving.opening import Caller
+from serving.tokens import PREFIX
 
 _LONGEST = 256
 _ARMS: dict[str, Arm] = {"champion": "champion", "candidate": "candidate", "holdout": "holdout"}
@@ -20,6 +21,14 @@ def require(request: Request, keys: KeyRing, scope: str) -> Key:
     if not key.may(scope):
         raise ApiError(403, f"this key lacks the scope {scope!r}", code="missing_scope")
     return key
+
+
+def token_of(request: Request) -> str | None:
+    """The feedback token that a browser sends: as `?token=`, or where a key would stand."""
+    scheme, _, secret = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and secret.strip().startswith(PREFIX):
+        return secret.strip()
+    return request.query_params.get("token")
 
 
 def caller(request: Request, key: Key, body: ChatRequest) -> Caller:

@@ -110,6 +110,7 @@ def _withdraw(conn: Connection, gateway: Gateway, key: Key, named: str) -> str:
     conn.execute(update(EPISODES).where(EPISODES.c.episode_id == row.episode_id).values(**values))
     blank = {"user_text": "", "delivered": None, "ids": None, "thread": None}
     conn.execute(update(INTERACTIONS).where(INTERACTIONS.c.episode_id == row.episode_id).values(**blank))
+    gateway.ratings.forget_episode(conn, row.episode_id)
     message = Withdrawal(agent=gateway.agent_file.agent, episode_id=row.episode_id, withdrawn_at=now)
     gateway.outbox.put(conn, TOPIC, row.episode_id, message.to_bytes(), now)
     return str(row.episode_id)

@@ -1,26 +1,26 @@
 """`/v1/feedback`: 202 only once what was said is durable; a batch is stored whole or not at all."""
 
 import asyncio
-import hashlib
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import orjson
 from fastapi import APIRouter, Request, Response
-from sqlalchemy import Connection, insert, select
+from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
 from feedback.outbox import OutboxFull
+from serving import idempotency
 from serving.auth import Key
-from serving.bodies import FeedbackBody, FeedbackPatch, read_json, validate
 from serving.errors import ApiError, json_response
+from serving.feedback_bodies import Given, read_feedback, read_patch
 from serving.gateway import Gateway
 from serving.ratings import Stored
-from serving.routes.access import require
-from serving.tables import IDEMPOTENCY
+from serving.routes.access import require, token_of
+from serving.shown import shown_to_browser
 from serving.targets import find_episode
+from serving.tokens import redeem
 
-_LARGEST_BATCH = 100
 T = TypeVar("T")
 
 
@@ -28,22 +28,24 @@ def router(gateway: Gateway) -> APIRouter:
     """The routes."""
     routes = APIRouter(prefix="/v1/feedback")
     ratings = gateway.ratings
-    schema = {"requestBody": {"content": {"application/json": {"schema": FeedbackBody.model_json_schema()}}}}
+    schema = {"requestBody": {"content": {"application/json": {"schema": Given.model_json_schema()}}}}
 
     @routes.post("", status_code=202, response_model=None, openapi_extra=schema)
     async def submit(request: Request) -> Response:
-        """Store one piece of feedback, or `{"feedback": […]}` of up to 100."""
+        """Store one piece of feedback, or `{"feedback": […]}` of up to 100; a browser's token allows one."""
+        if (token := token_of(request)) is not None:
+            return await _by_token(gateway, token, request)
         key = require(request, gateway.keys, "feedback")
+        once = idempotency.read_key(request.headers.get("idempotency-key"))
         raw = await request.body()
-        bodies, batch = _read(read_json(raw))
-        idempotency = request.headers.get("idempotency-key")
+        bodies, batch = read_feedback(raw)
 
         def job(conn: Connection) -> tuple[bytes, list[Stored], bool]:
-            return _store(conn, gateway, key, bodies, batch=batch, idempotency=idempotency, raw=raw)
+            return _store(conn, gateway, key, bodies, batch=batch, once=once, raw=raw)
 
         reply, stored, replayed = await durable(gateway, job)
         for each in stored:
-            _count(gateway, each)
+            count(gateway, each)
         headers = {"Idempotent-Replayed": "true"} if replayed else {}
         return Response(reply, 202, headers, media_type="application/json")
 
@@ -68,9 +70,9 @@ def router(gateway: Gateway) -> APIRouter:
 
     @routes.patch("/{feedback_id}", status_code=202, response_model=None)
     async def change(request: Request, feedback_id: str) -> Response:
-        """Change value, comment or correction."""
+        """Change value, comment, correction or metadata."""
         key = require(request, gateway.keys, "feedback")
-        patch = validate(FeedbackPatch, read_json(await request.body()), status=422)
+        patch = read_patch(await request.body())
         stored = await durable(gateway, lambda conn: ratings.patch(conn, key, feedback_id, patch))
         return json_response(stored.reply, status=202)
 
@@ -93,54 +95,55 @@ async def durable(gateway: Gateway, job: Callable[[Connection], T]) -> T:
         raise ApiError(503, "nothing can be stored now", code="storage", retry_after_s=2) from error
 
 
-def _read(value: Any) -> tuple[list[FeedbackBody], bool]:
-    if isinstance(value, dict) and "feedback" in value:
-        items = value["feedback"]
-        if not isinstance(items, list) or not 1 <= len(items) <= _LARGEST_BATCH:
-            message = f"feedback: a list of 1 to {_LARGEST_BATCH} objects"
-            raise ApiError(422, message, code="invalid_value", param="feedback")
-        return [
-            validate(FeedbackBody, item, status=422, prefix=f"feedback[{index}]")
-            for index, item in enumerate(items)
-        ], True
-    return [validate(FeedbackBody, value, status=422)], False
+async def store_one(gateway: Gateway, key: Key, body: Given) -> Stored:
+    """Store one piece of feedback and count it."""
+    stored = await durable(gateway, lambda conn: gateway.ratings.submit(conn, key, body))
+    count(gateway, stored)
+    return stored
+
+
+def count(gateway: Gateway, stored: Stored) -> None:
+    """What was stored, by metric and arm: never by whom or of what."""
+    reply, metrics = stored.reply, gateway.metrics
+    new = stored.change != "replayed"
+    status = reply["status"] if new else "replayed"
+    metrics.feedback.labels(reply["name"], reply["arm"], status, stored.source).inc()
+    if new:
+        metrics.feedback_delay.labels(reply["name"]).observe(stored.delay_s)
+    if new and reply["score"] is not None:
+        metrics.feedback_score.labels(reply["name"], reply["arm"]).observe(reply["score"])
+
+
+async def _by_token(gateway: Gateway, token: str, request: Request) -> Response:
+    """A browser's one rating: the token says of what, of whom and under which name."""
+    key, ticket = redeem(gateway.keys, token, now=gateway.clock())
+    bodies, batch = read_feedback(await request.body())
+    if batch:
+        raise ApiError(422, "feedback: a token allows one", code="invalid_value", param="feedback")
+    (body,) = bodies
+    stored = await store_one(gateway, key, ticket.bound(body))
+    return json_response(shown_to_browser(stored.reply), status=202)
 
 
 def _store(
     conn: Connection,
     gateway: Gateway,
     key: Key,
-    bodies: list[FeedbackBody],
+    bodies: list[Given],
     *,
     batch: bool,
-    idempotency: str | None,
+    once: str | None,
     raw: bytes,
 ) -> tuple[bytes, list[Stored], bool]:
     """(reply, what was stored, whether it is a replay by Idempotency-Key)."""
-    digest = hashlib.sha256(raw).hexdigest()
-    if idempotency is not None:
-        where = (IDEMPOTENCY.c.key_owner == key.owner, IDEMPOTENCY.c.key == idempotency)
-        known = conn.execute(select(IDEMPOTENCY).where(*where)).one_or_none()
-        if known is not None and known.body_hash != digest:
-            message = "this Idempotency-Key was used with another body"
-            raise ApiError(422, message, code="idempotency_key_reused", param="Idempotency-Key")
-        if known is not None:
-            return known.reply.encode(), [], True
+    if once is not None and (known := idempotency.replay(conn, key.owner, once, raw)) is not None:
+        return known, [], True
     stored = [
         gateway.ratings.submit(conn, key, body, where=f"feedback[{index}]" if batch else "")
         for index, body in enumerate(bodies)
     ]
     replies = [each.reply for each in stored]
     reply = orjson.dumps({"object": "list", "data": replies} if batch else replies[0])
-    if idempotency is not None:
-        row = {"key_owner": key.owner, "key": idempotency, "body_hash": digest, "status": 202}
-        conn.execute(insert(IDEMPOTENCY).values(**row, reply=reply.decode(), at=gateway.clock()))
+    if once is not None:
+        idempotency.remember(conn, key.owner, once, raw, reply=reply, at=gateway.clock())
     return reply, stored, False
-
-
-def _count(gateway: Gateway, stored: Stored) -> None:
-    reply, metrics = stored.reply, gateway.metrics
-    source = "human" if stored.change != "replayed" else "replay"
-    metrics.feedback.labels(reply["name"], reply["arm"], reply["status"], source).inc()
-    if reply["score"] is not None and stored.change != "replayed":
-        metrics.feedback_score.labels(reply["name"], reply["arm"]).observe(reply["score"])

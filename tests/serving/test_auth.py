@@ -1,5 +1,6 @@
 """Keys: hashed at rest, scopes checked, made once."""
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -41,6 +42,22 @@ def test_a_broken_key_file_is_an_error_and_no_open_door(tmp_path: Path) -> None:
         (tmp_path / "keys.json").write_text(text)
         with pytest.raises(KeyFileError):
             load_keys(tmp_path, "")
+
+
+def test_a_configured_key_may_be_given_as_its_hash(tmp_path: Path) -> None:
+    digest = hashlib.sha256(b"s1").hexdigest()
+    ring = load_keys(tmp_path, f"app:sha256={digest}:chat")
+    key = ring.find("Bearer s1")
+    assert key is not None and key.scopes == {"chat"}
+    assert ring.find(f"Bearer sha256={digest}") is None and ring.find(f"Bearer {digest}") is None
+
+
+def test_a_keys_id_finds_it_and_tells_nothing(tmp_path: Path) -> None:
+    ring = load_keys(tmp_path, "app:s1,ops:s2")
+    app, ops = ring.find("Bearer s1"), ring.find("Bearer s2")
+    assert app is not None and ops is not None and app.id != ops.id
+    assert ring.by_id(app.id) == app and ring.by_id("0" * 12) is None
+    assert app.id not in app.digest.hex()
 
 
 def test_people_of_different_owners_differ() -> None:

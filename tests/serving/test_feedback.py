@@ -101,6 +101,18 @@ async def test_statuses(tmp_path: Path) -> None:
             ({**rating, "tool_call_id": "call_1"}, 404, "tool_call_id", "target_not_found"),
             ({**rating, "comment": "x" * 9000}, 422, "comment", "invalid_value"),
             ({**rating, "episode_id": "ep_0"}, 422, "episode_id", "mismatch"),
+            ({**rating, "inference_id": "chatcmpl-" + "1" * 32}, 422, "inference_id", "ambiguous"),
+            ({**rating, "score": False}, 422, "score", "ambiguous"),
+            ({**rating, "score": 1}, 422, "score", "ambiguous"),
+            ({**rating, "comment": "a\0b"}, 422, "comment", "invalid_value"),
+            ({**rating, "source": {"id": "a\0b"}}, 422, "source", "invalid_value"),
+            ({**rating, "metadata": {str(n): "x" for n in range(17)}}, 422, "metadata", "invalid_value"),
+            ({**rating, "chosen": reply["id"]}, 422, "name", "invalid_value"),
+            ({**rating, "name": "comment", "value": True}, 422, "value", "invalid_value"),
+            ({**rating, "name": "demonstration", "value": 1}, 422, "value", "invalid_value"),
+            ({**rating, "correction": ""}, 422, "correction", "invalid_value"),
+            ({**rating, "correction": {"role": "assistant"}}, 422, "correction", "invalid_value"),
+            ({"episode_id": reply["episode_id"], "correction": "x"}, 422, "response_id", "missing"),
             ([], 422, None, "invalid_type"),
         ]
         for body, status, param, code in cases:
@@ -175,6 +187,189 @@ async def test_targets_by_episode_tool_call_and_other_tools_names(tmp_path: Path
         )
         assert dry.json()["change"] == "new"
         assert len(await messages(here, 4)) == 4
+
+
+async def answers_to(here: World, *questions: str) -> list[dict[str, Any]]:
+    """Answers that are on record, each in an episode of its own."""
+    found = [await here.answer(question) for question in questions]
+    await here.interactions(len(found))
+    return found
+
+
+async def test_a_comparison_is_one_choice_whichever_way_it_falls(tmp_path: Path) -> None:
+    async with world(tmp_path) as here:
+        first, second = await answers_to(here, "Hi", "Hi")
+        choice = {"chosen": first["id"], "rejected": second["id"]}
+        new = (await here.rate(choice)).json()
+        assert (new["name"], new["change"], new["trainable"], new["score"]) == (
+            "comparison",
+            "new",
+            True,
+            None,
+        )
+        assert (await here.rate({"name": "comparison", "value": choice})).json()["change"] == "replayed"
+        turned = {"chosen": second["id"], "rejected": first["id"]}
+        changed = (await here.rate({**turned, "comment": "shorter"})).json()
+        assert (changed["change"], changed["id"], changed["comment"]) == ("changed", new["id"], "shorter")
+        sent = await messages(here, 2)
+        assert [each.comparison.chosen for each in sent if each.comparison] == [first["id"], second["id"]]
+        assert len({(each.id, each.response_id, each.episode_id) for each in sent}) == 1
+        assert sent[0].comparison is not None and sent[0].comparison.rejected_episode == second["episode_id"]
+
+
+async def test_answers_to_different_questions_are_kept_and_not_learned_from(tmp_path: Path) -> None:
+    async with world(tmp_path) as here:
+        first, second = await answers_to(here, "Hi", "Bye")
+        stored = (await here.rate({"chosen": first["id"], "rejected": second["id"]})).json()
+        assert (stored["status"], stored["trainable"]) == ("accepted", False)
+        assert stored["reason"] == "different_questions"
+        history = [
+            {"role": "user", "content": "Hi"},
+            {"role": "assistant", "content": "Hello."},
+            {"role": "user", "content": "And now?"},
+        ]
+        again = [await here.answer(history, episode_id=first["episode_id"]) for _ in range(2)]
+        elsewhere = await here.answer([{**history[0], "content": "Bye"}, *history[1:]])
+        await here.interactions(5)
+        for other, same in ((again[1], True), (elsewhere, False)):
+            body = {"chosen": again[0]["id"], "rejected": other["id"]}
+            assert (await here.rate(body)).json()["trainable"] is same
+
+
+async def test_what_is_wrong_with_a_comparison_is_named(tmp_path: Path) -> None:
+    async with world(tmp_path) as here:
+        first, second = await answers_to(here, "Hi", "Hi")
+        foreign = (await here.answer("Hi", key="other"))["id"]
+        pair = {"chosen": first["id"], "rejected": second["id"]}
+        cases = [
+            ({**pair, "rejected": first["id"]}, 422, "rejected"),
+            ({"chosen": first["id"]}, 422, "rejected"),
+            ({"name": "comparison", "value": True}, 422, "value"),
+            ({"name": "comparison", "value": None}, 422, "chosen"),
+            ({**pair, "rejected": "nonsense"}, 422, "rejected"),
+            ({**pair, "rejected": foreign}, 404, "rejected"),
+            ({**pair, "rejected": "chatcmpl-" + "0" * 32}, 404, "rejected"),
+            ({**pair, "value": {"chosen": second["id"]}}, 422, "chosen"),
+            ({**pair, "response_id": "chatcmpl-" + "0" * 32}, 422, "response_id"),
+            ({**pair, "episode_id": "ep_0"}, 422, "episode_id"),
+            ({**pair, "tool_call_id": "call_1"}, 422, "tool_call_id"),
+            ({**pair, "name": "user_rating", "value": True}, 422, "name"),
+        ]
+        for body, status, param in cases:
+            response = await here.rate(body)
+            found = response.json()
+            assert (response.status_code, found.get("error", found).get("param")) == (status, param), body
+        assert (await here.rate({"response_id": first["id"], **pair})).status_code == 202
+
+
+async def test_comments_and_corrections_can_be_changed_and_stay_what_they_are(tmp_path: Path) -> None:
+    async with world(tmp_path) as here:
+        (reply,) = await answers_to(here, "Hi")
+        target = {"response_id": reply["id"]}
+        comment = (await here.rate({**target, "comment": "long"})).json()["id"]
+        correction = (await here.rate({**target, "name": "demonstration", "value": "Better."})).json()["id"]
+        down = (await here.rate({**target, "name": "user_rating", "value": 0, "expected": "Best."})).json()
+        assert (down["score"], down["correction"]) == (0.0, "Best.")
+        cases = [
+            (comment, {"comment": "too long"}, {"value": "too long", "comment": "too long"}),
+            (comment, {"value": "much too long"}, {"comment": "much too long"}),
+            (correction, {"correction": {"role": "assistant", "content": "Good."}}, {"correction": "Good."}),
+            (down["id"], {"metadata": {"page": "3"}}, {"metadata": {"page": "3"}, "correction": "Best."}),
+            (down["id"], {"correction": None}, {"correction": None, "value": 0.0}),
+        ]
+        for which, patch, shown in cases:
+            patched = (await here.http.patch(f"/v1/feedback/{which}", json=patch, headers=bearer())).json()
+            assert {name: patched[name] for name in shown} == shown, patch
+        for which, patch in (
+            (comment, {"comment": None}),
+            (correction, {"correction": ""}),
+            (down["id"], {"value": None}),
+        ):
+            refused = await here.http.patch(f"/v1/feedback/{which}", json=patch, headers=bearer())
+            assert (refused.status_code, refused.json()["error"]["param"]) == (422, next(iter(patch)))
+        sent = (await messages(here, 8))[-1]
+        assert (sent.name, sent.revision, sent.correction) == ("user_rating", 3, None)
+
+
+async def test_a_metric_of_episodes_counts_for_the_episode_whatever_it_was_said_of(tmp_path: Path) -> None:
+    metrics = {"solved": {"level": "episode"}, "stars": {"type": "float", "min": 1, "max": 5, "window": "1h"}}
+    clock = Clock()
+    async with world(tmp_path, agent={"metrics": metrics}, clock=clock) as here:
+        (reply,) = await answers_to(here, "Hi")
+        by_reply = (await here.rate({"response_id": reply["id"], "name": "solved", "value": False})).json()
+        by_episode = await here.rate({"episode_id": reply["episode_id"], "name": "solved", "value": False})
+        assert (by_reply["response_id"], by_reply["score"]) == (None, 0.0)
+        assert by_episode.json()["change"] == "replayed"
+        stars = {"response_id": reply["id"], "name": "stars", "value": 2}
+        first = (await here.rate(stars)).json()
+        assert (first["score"], first["status"]) == (0.25, "accepted")
+        clock.now += 3_700_000
+        url = f"/v1/feedback/{first['id']}"
+        changed = (await here.http.patch(url, json={"value": 5}, headers=bearer())).json()
+        assert (changed["status"], changed["trainable"], changed["reason"]) == ("late", False, "window")
+
+
+async def test_a_program_is_a_rater_of_its_own(tmp_path: Path) -> None:
+    async with world(tmp_path) as here:
+        (reply,) = await answers_to(here, "Hi")
+        rating = {"response_id": reply["id"], "name": "user_rating", "value": True}
+        for source in ({}, {"source": {"type": "llm_judge"}}, {"source": {"type": "code", "id": "check"}}):
+            assert (await here.rate({**rating, **source})).json()["change"] == "new"
+        assert len({each.rater for each in await messages(here, 3)}) == 3
+
+
+async def test_two_tabs_at_once_are_one_rating(tmp_path: Path) -> None:
+    async with world(tmp_path) as here:
+        (reply,) = await answers_to(here, "Hi")
+        rating = {"response_id": reply["id"], "name": "user_rating"}
+        sent = await asyncio.gather(*(here.rate({**rating, "value": n % 2 == 0}) for n in range(20)))
+        assert {response.status_code for response in sent} == {202}
+        assert len({response.json()["id"] for response in sent}) == 1
+        listed = await here.http.get(
+            "/v1/feedback", params={"episode_id": reply["episode_id"]}, headers=bearer()
+        )
+        (kept,) = listed.json()["data"]
+        newest = (await messages(here, kept["revision"]))[-1]
+        assert (newest.revision, newest.value) == (kept["revision"], kept["value"])
+
+
+async def test_a_withdrawn_episode_takes_what_was_said_about_it_along(tmp_path: Path) -> None:
+    async with world(tmp_path) as here:
+        (reply,) = await answers_to(here, "Hi")
+        body = {"response_id": reply["id"], "name": "user_rating", "value": True, "comment": "SECRET"}
+        headers = {"Idempotency-Key": "k1"}
+        feedback_id = (await here.rate(body, headers=headers)).json()["id"]
+        url = f"/v1/episodes/{reply['episode_id']}"
+        assert (await here.http.delete(url, headers=bearer())).status_code == 200
+        for method in ("GET", "PATCH", "DELETE"):
+            response = await here.http.request(
+                method, f"/v1/feedback/{feedback_id}", json={"value": True}, headers=bearer()
+            )
+            assert response.status_code == 410
+        assert (await here.rate(body, headers=headers)).status_code == 410
+        kept = await here.gateway.writer.write(
+            lambda conn: (
+                str(conn.exec_driver_sql("select * from ratings").all())
+                + str(conn.exec_driver_sql("select * from idempotency").all())
+            )
+        )
+        assert "SECRET" not in kept
+
+
+async def test_old_idempotency_keys_are_forgotten_while_the_gateway_runs(tmp_path: Path) -> None:
+    clock = Clock()
+    async with world(tmp_path, clock=clock) as here:
+        (reply,) = await answers_to(here, "Hi")
+        rating = {"response_id": reply["id"], "name": "user_rating", "value": True}
+        await here.rate(rating, headers={"Idempotency-Key": "k1"})
+        too_long = await here.rate(rating, headers={"Idempotency-Key": "k" * 256})
+        assert too_long.json()["error"]["param"] == "Idempotency-Key"
+        clock.now += 26 * 3_600_000
+        await here.rate(rating, headers={"Idempotency-Key": "k2"})
+        kept = await here.gateway.writer.write(
+            lambda conn: conn.exec_driver_sql("select key from idempotency").scalars().all()
+        )
+        assert kept == ["k2"]
 
 
 @pytest.mark.parametrize("stream", [True])
