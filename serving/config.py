@@ -16,10 +16,10 @@ class Settings(Shared):
     port: int = Field(default=8000, ge=0, le=65535)
     max_body: int = Field(default=1024 * 1024, ge=1024, description="bytes of a request's body")
     max_headers: int = Field(default=32 * 1024, ge=1024, description="bytes of a request's headers")
-    key_rate: float = Field(default=2000, ge=0, description="requests a second of one key; 0 = no limit")
+    key_rate: float = Field(default=2000.0, ge=0, description="requests a second of one key; 0 = no limit")
     key_burst: int = Field(default=4000, ge=1, description="requests of one key at once")
     key_in_flight: int = Field(default=256, ge=1, description="requests of one key running at a time")
-    rater_rate: float = Field(default=5, ge=0, description="ratings a second of one rater; 0 = no limit")
+    rater_rate: float = Field(default=5.0, ge=0, description="ratings a second of one rater; 0 = no limit")
     rater_burst: int = Field(default=300, ge=1, description="ratings of one rater at once")
     cors_origins: str = Field(
         default="", description="origins of pages that may send feedback, comma between; empty = none"
