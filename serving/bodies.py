@@ -95,7 +95,9 @@ class ChatRequest(Body):
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    seed: int | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0)] | None = None
@@ -103,6 +105,7 @@ class ChatRequest(Body):
     response_format: dict[str, Any] | None = None
     tools: list[ClientTool] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
     user: Short | None = None
     safety_identifier: Short | None = None
     metadata: dict[str, Any] | None = None
@@ -119,6 +122,14 @@ class ChatRequest(Body):
     def stops(self) -> tuple[str, ...]:
         """Stop strings in one form."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    def longest(self) -> int | None:
+        """Tokens that may be sampled in all, where the client says so."""
+        return self.max_completion_tokens or self.max_tokens
+
+    def alternatives(self) -> int | None:
+        """How many other tokens are reported beside each one; None when no log-probabilities are wanted."""
+        return (self.top_logprobs or 0) if self.logprobs else None
 
     def named_user(self) -> str | None:
         """The user the body names."""

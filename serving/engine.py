@@ -52,6 +52,7 @@ class Sampled:
     token_ids: list[int]
     logprobs: list[float]
     finish: str | None = None
+    top: tuple[dict[int, float], ...] = ()  # for each id, the most probable ones, where asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,8 @@ class Engine:
     async def sample(
         self, prompt_ids: Sequence[int], *, model: str, params: Mapping[str, Any]
     ) -> AsyncGenerator[Sampled, None]:
-        """Sample one turn. Raises EngineError; after the first item only EngineBroken."""
+        """Sample one turn; `params` may ask for `logprobs: n`. Raises EngineError; after the first item only EngineBroken."""
+        top = int(params.get("logprobs", 0))
         body = {
             "prompt": prompt_ids,
             "model": model,
@@ -84,6 +86,7 @@ class Engine:
             "logprobs": 0,
             "return_token_ids": True,
             "skip_special_tokens": False,
+            "return_tokens_as_token_ids": top > 0,
             **params,
         }
         try:
@@ -95,7 +98,7 @@ class Engine:
                     for data in parser.feed(piece):
                         if data == DONE or finished:
                             continue
-                        sampled = read_event(data, prompt_ids, model)
+                        sampled = read_event(data, prompt_ids, model, top=top)
                         if sampled is not None:
                             finished = sampled.finish is not None
                             yield sampled
@@ -196,7 +199,7 @@ class Engine:
             return text
 
 
-def read_event(data: bytes, prompt_ids: Sequence[int], model: str) -> Sampled | None:
+def read_event(data: bytes, prompt_ids: Sequence[int], model: str, *, top: int = 0) -> Sampled | None:
     """One event of the stream; None when it adds nothing. Raises EngineBroken for a lie."""
     try:
         chunk = orjson.loads(data)
@@ -215,8 +218,20 @@ def read_event(data: bytes, prompt_ids: Sequence[int], model: str) -> Sampled | 
     ids = choice.get("token_ids")
     if ids is None:
         raise EngineBroken("the engine returns no token ids: it must support return_token_ids")
-    found = (choice.get("logprobs") or {}).get("token_logprobs") or []
-    return Sampled(ids, [_finite(value) for value in found], choice.get("finish_reason"))
+    logprobs = choice.get("logprobs") or {}
+    found = [_finite(value) for value in logprobs.get("token_logprobs") or []]
+    others = tuple(_best(entry, top) for entry in logprobs.get("top_logprobs") or ()) if top else ()
+    return Sampled(ids, found, choice.get("finish_reason"), others)
+
+
+def _best(entry: dict[str, float | None] | None, count: int) -> dict[int, float]:
+    """The `count` most probable ids of `{"token_id:7": -0.1, …}`; the engine adds the sampled one to them."""
+    values = {
+        int(name.removeprefix("token_id:")): LOWEST_LOGPROB if value is None or math.isnan(value) else value
+        for name, value in (entry or {}).items()
+        if name.removeprefix("token_id:").isdigit()
+    }
+    return dict(sorted(values.items(), key=lambda each: -each[1])[:count])
 
 
 def _finite(value: float | None) -> float:

@@ -7,7 +7,7 @@ import asyncio
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from sqlalchemy import Connection, Engine, Row, bindparam, insert, select, update
@@ -69,7 +69,7 @@ class Opening:
     started_at: int
     thread: str
     starts: tuple[int, ...]
-    prompt_ids: list[int] = field(default_factory=list)
+    beside: str | None = None  # the first answer to the same request, which stays the episode's newest
     aliases: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
 
@@ -204,7 +204,11 @@ _CLOSE_INTERACTION = (
 def write_opening(conn: Connection, opening: Opening) -> None:
     """Make the response id, its episode and the episode's names durable."""
     episode = opening.episode
-    moved = {"at": opening.started_at, "next": opening.index + 1, "newest_id": opening.response_id}
+    moved = {
+        "at": opening.started_at,
+        "next": opening.index + 1,
+        "newest_id": opening.beside or opening.response_id,
+    }
     if (
         opening.index == 0
         or conn.execute(_MOVE_EPISODE, {"which": episode.episode_id, **moved}).rowcount == 0

@@ -5,8 +5,9 @@ answered starts at the longest stored prefix and says so in its flags.
 """
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from langchain_core.tools import BaseTool
 from uuid_utils import uuid4
@@ -15,18 +16,20 @@ from feedback.agent_file import AgentFile
 from feedback.schemas import Arm, Sampling, TrafficSplit
 from serving import history
 from serving.adapters import Adapters
-from serving.agent import Ask
+from serving.ask import Ask
 from serving.auth import Key, person
 from serving.bodies import ChatRequest
-from serving.client_tools import declared, fingerprint
+from serving.client_tools import ToolChoice, chosen, declared, fingerprint
 from serving.context.window import fit
-from serving.episodes import Answer, Episode, Episodes, Opening, new_episode_id
+from serving.episodes import Episode, Episodes, Opening, new_episode_id
 from serving.errors import ApiError
+from serving.finding import BRANCH, Finder, Found
+from serving.grammar import one_call
 from serving.router import Assignment, NoSuchArm, assign, override, resume
-from serving.sampling import choose
+from serving.sampling import choose, reseeded
 from tools.template import Template, signatures
 
-AMBIGUOUS, BRANCH, REWRITTEN, CONTINUED, WINDOW = "ambiguous", "branch", "rewritten", "continued", "window"
+WINDOW = "window"
 _LOAD_WAIT_S = 2.0
 
 
@@ -57,13 +60,14 @@ class Opened:
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
-    """Where the request goes on."""
+class Wanted:
+    """What the kind of request adds: how its response ids begin, and the response it says it goes on from."""
 
-    episode: Episode | None
-    parent: Answer | None
-    at: int  # index of the parent's message in the history
-    flags: tuple[str, ...] = ()
+    prefix: str
+    after: str | None = None
+
+
+CHAT = Wanted("chatcmpl-")
 
 
 class Opener:
@@ -82,19 +86,18 @@ class Opener:
         self._file, self._template, self._tools = agent_file, template, tuple(tools)
         self._episodes, self._adapters, self._clock = episodes, adapters, clock
         self._names = {tool.name for tool in tools}
-        self._idle_ms = agent_file.episode.idle * 1000
+        self._finder = Finder(episodes, clock=clock, idle_ms=agent_file.episode.idle * 1000)
 
-    async def open(self, caller: Caller, body: ChatRequest) -> Opened:
+    async def open(self, caller: Caller, body: ChatRequest, *, wanted: Wanted = CHAT) -> Opened:
         """Raises ApiError; nothing is stored before it returns."""
         begun = time.monotonic()
         if body.model != self._file.agent:
             raise ApiError(
                 404, f"no model {body.model!r} is served here", code="model_not_found", param="model"
             )
-        if (body.n or 1) > 1:
-            raise ApiError(400, "n: only 1 is supported", code="unsupported_value", param="n")
-        client_tools = declared(body.tools, body.tool_choice, taken=self._names)
-        sampling, params = choose(body, self._file.sampling)
+        client_tools = declared(body.tools, taken=self._names)
+        choice = chosen(body.tool_choice, [tool.name for tool in client_tools])
+        sampling = choose(body, choice, self._file.sampling)
         said = history.read_messages(body.messages)
         start = history.root(
             caller.key.owner,
@@ -104,64 +107,51 @@ class Opener:
             fingerprint(body.tools) if client_tools else "",
         )
         marks = history.threads(start, said)
-        found = await self._find(caller, said, marks)
+        found = await self._finder.find(caller.key.owner, caller.alias, said, marks=marks, after=wanted.after)
         assignment = await self._assignment(caller, found)
         ids, starts, window = self._ids(said, found, client_tools, body)
-        opening = self._opening(caller, found, assignment, said=said, thread=marks[-1], starts=starts)
+        opening = self._opening(
+            caller, found, assignment, said=said, thread=marks[-1], starts=starts, prefix=wanted.prefix
+        )
         opening.flags = (*found.flags, *window)
         ask = Ask(
             opening.episode.episode_id,
             opening.assignment.version,
             ids,
-            params=params,
-            max_tokens=body.max_completion_tokens or body.max_tokens,
+            params=sampling.params,
+            max_tokens=body.longest(),
             stops=body.stops(),
             client_tools=signatures(client_tools),
+            choice=sampling.choice,
+            parallel=body.parallel_tool_calls is not False,
+            top_logprobs=body.alternatives(),
+            answer_params=sampling.answer_params,
+            call_params=self._call_params(client_tools, sampling.choice),
         )
-        return Opened(opening, ask, sampling, begun)
+        return Opened(opening, ask, sampling.recorded, begun)
 
-    async def _find(self, caller: Caller, said: Sequence[history.Said], marks: Sequence[str]) -> _Found:
-        """The episode by its name, else by the history; then the stored answer that the history goes on from."""
-        answered = [index for index, message in enumerate(said) if message.role == "assistant"]
-        stored = await self._episodes.answers([marks[index] for index in answered]) if answered else {}
-        points = [(index, stored[marks[index]]) for index in reversed(answered) if marks[index] in stored]
-        if caller.alias is not None:
-            return await self._by_name(caller, caller.alias, answered, points)
-        return await self._by_history(caller, answered, points)
+    def sibling(self, opened: Opened, index: int) -> Opened:
+        """Another answer to the same request: a branch of its own, with its own response id and its own seed."""
+        first = opened.opening
+        prefix = first.response_id.partition("-")[0] + "-"
+        opening = replace(
+            first,
+            response_id=f"{prefix}{uuid4().hex}",
+            index=first.episode.next_index,
+            aliases=(),
+            beside=first.response_id,
+            flags=tuple(dict.fromkeys((*first.flags, BRANCH))),
+        )
+        first.episode.next_index += 1
+        ask = replace(opened.ask, params=reseeded(opened.ask.params, index))
+        return replace(opened, opening=opening, ask=ask)
 
-    async def _by_name(
-        self, caller: Caller, alias: str, answered: list[int], points: list[tuple[int, list[Answer]]]
-    ) -> _Found:
-        episode = await self._episodes.by_alias(caller.key.owner, alias)
-        episode = episode or self._episodes.named(caller.key.owner, alias)
-        if episode is not None and not episode.is_open(self._clock(), self._idle_ms):
-            parent, at = _newest(points, None)
-            return _Found(None, parent, at, (CONTINUED, *_rewritten(parent, at, answered)))
-        if episode is None:
-            return _Found(None, None, -1, _rewritten(None, -1, answered))
-        parent, at = _newest(points, episode.episode_id)
-        return _Found(episode, parent, at, (*_branch(episode, parent), *_rewritten(parent, at, answered)))
+    def _call_params(self, tools: Sequence[BaseTool], choice: ToolChoice) -> Mapping[str, Any] | None:
+        if not choice.forced:
+            return None
+        return one_call(self._template.name, [tool for tool in tools if choice.may_call(tool.name)])
 
-    async def _by_history(
-        self, caller: Caller, answered: list[int], points: list[tuple[int, list[Answer]]]
-    ) -> _Found:
-        """The first point, from the newest, at which exactly one of this person's open episodes was answered so."""
-        now, owner = self._clock(), caller.key.owner
-        for at, answers in points:
-            ids = dict.fromkeys(answer.episode_id for answer in answers)
-            episodes = [await self._episodes.by_id(owner, episode_id) for episode_id in ids]
-            running = [each for each in episodes if each is not None and each.is_open(now, self._idle_ms)]
-            if len(running) > 1:
-                return _Found(None, None, -1, (AMBIGUOUS, REWRITTEN))
-            if running:
-                mine = next(each for each in reversed(answers) if each.episode_id == running[0].episode_id)
-                flags = (*_branch(running[0], mine), *_rewritten(mine, at, answered))
-                return _Found(running[0], mine, at, flags)
-        parent, at = _newest(points, None)
-        continued = (CONTINUED,) if parent is not None else ()
-        return _Found(None, parent, at, (*continued, *_rewritten(parent, at, answered)))
-
-    async def _assignment(self, caller: Caller, found: _Found) -> tuple[str, Assignment]:
+    async def _assignment(self, caller: Caller, found: Found) -> tuple[str, Assignment]:
         """(episode id, the assignment of this interaction); its version is routable."""
         split = self._adapters.split
         if split is None:
@@ -176,7 +166,7 @@ class Opener:
         return episode_id, assignment
 
     def _ids(
-        self, said: Sequence[history.Said], found: _Found, client_tools: list[BaseTool], body: ChatRequest
+        self, said: Sequence[history.Said], found: Found, client_tools: list[BaseTool], body: ChatRequest
     ) -> tuple[list[int], tuple[int, ...], tuple[str, ...]]:
         """(prompt, where interactions begin in it, flags)."""
         template = self._template
@@ -187,7 +177,7 @@ class Opener:
         else:
             ids, starts = self._from_text(said, client_tools)
         ids += template.open_turn()
-        wanted = body.max_completion_tokens or body.max_tokens or self._file.model.max_completion
+        wanted = body.longest() or self._file.model.max_completion
         room = self._file.model.max_context - min(wanted, self._file.model.max_completion)
         fitted = fit(ids, starts, keep=self._file.context.window_turns, budget=room)
         if fitted is None:
@@ -210,12 +200,13 @@ class Opener:
     def _opening(
         self,
         caller: Caller,
-        found: _Found,
+        found: Found,
         assigned: tuple[str, Assignment],
         *,
         said: Sequence[history.Said],
         thread: str,
         starts: tuple[int, ...],
+        prefix: str,
     ) -> Opening:
         """Nothing waits from here on, so that two requests cannot take one index."""
         now, owner = self._clock(), caller.key.owner
@@ -229,7 +220,7 @@ class Opener:
             aliases = (caller.alias,)
         parent = found.parent
         opening = Opening(
-            response_id=f"chatcmpl-{uuid4().hex}",
+            response_id=f"{prefix}{uuid4().hex}",
             episode=episode,
             index=episode.next_index,
             parent=parent.response_id if parent and parent.episode_id == episode_id else None,
@@ -252,22 +243,3 @@ def _assigned(split: TrafficSplit, caller: Caller, episode: Episode | None, epis
     if caller.arm is not None:
         return override(episode.assignment, split, caller.arm)
     return resume(episode.assignment, split)
-
-
-def _newest(points: list[tuple[int, list[Answer]]], episode_id: str | None) -> tuple[Answer | None, int]:
-    """The stored answer with the longest history, of this episode or (None) of any."""
-    for at, answers in points:
-        for answer in reversed(answers):
-            if episode_id in (None, answer.episode_id):
-                return answer, at
-    return None, -1
-
-
-def _branch(episode: Episode, parent: Answer | None) -> tuple[str, ...]:
-    """Not the episode's newest answer: a regeneration or another way on."""
-    return () if parent is not None and parent.response_id == episode.newest else (BRANCH,)
-
-
-def _rewritten(parent: Answer | None, at: int, answered: list[int]) -> tuple[str, ...]:
-    """The history holds answers that are not ours as stored."""
-    return (REWRITTEN,) if any(index > at for index in answered) else ()

@@ -19,7 +19,14 @@ from aiohttp import web
 from tokenizers import Tokenizer
 
 Lie = Literal[
-    "no_ids", "short_logprobs", "null_logprob", "nan_logprob", "other_model", "other_prompt", "abort"
+    "infinite_top",
+    "no_ids",
+    "short_logprobs",
+    "null_logprob",
+    "nan_logprob",
+    "other_model",
+    "other_prompt",
+    "abort",
 ]
 END = "<|im_end|>"
 
@@ -231,10 +238,13 @@ class StubEngine:
                 logprobs[-1:] = [float("nan")]
             case "abort" if finish:
                 finish = "abort"
+        scores: dict[str, Any] = {"token_logprobs": logprobs}
+        if (count := seen.params.get("logprobs", 0)) > 0:
+            scores["top_logprobs"] = [self._top(reply, seen, token, count) for token in part]
         choice: dict[str, Any] = {
             "index": 0,
             "text": self.tokenizer.decode(list(part)),
-            "logprobs": {"token_logprobs": logprobs},
+            "logprobs": scores,
             "finish_reason": finish,
             "token_ids": list(part),
         }
@@ -244,6 +254,16 @@ class StubEngine:
             del choice["token_ids"]
         model = "something-else" if reply.lie == "other_model" else seen.model
         return {"id": "cmpl-stub", "object": "text_completion", "model": model, "choices": [choice]}
+
+    def _top(self, reply: Reply, seen: Seen, token: int, count: int) -> dict[str, float]:
+        """The sampled token first, then its neighbours, each less probable, by id as vLLM names them on demand."""
+        best = self.logprob(seen.model, token, seen.params.get("temperature", 1.0))
+        assert seen.params.get("return_tokens_as_token_ids")
+        size = self.tokenizer.get_vocab_size()
+        found = {f"token_id:{(token + step) % size}": best - step for step in range(count + 1)}
+        if reply.lie == "infinite_top":
+            found[f"token_id:{(token + 1) % size}"] = float("-inf")
+        return found
 
     def logprob(self, model: str, token: int, temperature: float) -> float:
         """A made-up but repeatable number; processed mode sharpens it with a low temperature."""

@@ -9,6 +9,7 @@ from typing import Literal
 
 from feedback.schemas import Status, ToolCall, ToolOutcome, Turn, Usage, turn_flaw
 from serving.engine import LOWEST_LOGPROB
+from serving.logprobs import TokenScore
 
 StopReason = Literal["stop", "length", "abort", "error"]
 Finish = Literal["stop", "length", "tool_calls"]
@@ -27,6 +28,9 @@ class Draft:
     stop_reason: StopReason = "abort"
     tool_calls: list[ToolCall] = field(default_factory=list)
     tool_results: list[ToolOutcome] = field(default_factory=list)
+    forced: bool = (
+        False  # the body of a call that had to be made: `prompt_ids` end with the marker that opens it
+    )
 
     def turn(self) -> Turn:
         """The message; a turn that is not exact says so."""
@@ -53,6 +57,7 @@ class Transcript:
     drafts: list[Draft] = field(default_factory=list)
     delivered: str = ""
     client_calls: list[ToolCall] = field(default_factory=list)
+    scores: list[TokenScore] = field(default_factory=list)  # of what was delivered, where asked for
     status: Status = Status.ABORTED
     finish: Finish = "stop"
     flags: list[str] = field(default_factory=list)

@@ -20,6 +20,16 @@ from tools.parse import CLOSE, OPEN, Call, cut_at_end
 START, END, EOS = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
 
 
+def _byte_alphabet() -> dict[str, int]:
+    """Byte-level pieces spell each byte by one character: itself where that is printable, else one from U+0100 on."""
+    itself = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in itself]
+    return {chr(byte): byte for byte in itself} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+_BYTES = _byte_alphabet()
+
+
 def signatures(tools: Iterable[BaseTool]) -> dict[str, tuple[str, ...]]:
     """Tool name -> argument names in order: what `parse_turn` needs."""
     return {tool.name: tuple(tool.args) for tool in tools}
@@ -29,9 +39,11 @@ class Template(ABC):
     """ChatML scaffolding; a dialect says how tools, calls and results are spelled inside it."""
 
     name: str
+    _call_break = ""  # between a call's markers and its body
 
     def __init__(self, tokenizer_json: str) -> None:
         spec = json.loads(tokenizer_json)
+        self._byte_level = "ByteLevel" in json.dumps(spec.get("decoder"))
         self._whole = Tokenizer.from_str(tokenizer_json)
         self._literal = Tokenizer.from_str(json.dumps(_without_control_tokens(spec)))
         self._controls = {token["content"]: token["id"] for token in spec["added_tokens"]}
@@ -74,6 +86,21 @@ class Template(ABC):
     def decode(self, ids: Sequence[int]) -> str:
         """The text of the ids, uncut, control tokens included."""
         return str(self._whole.decode(list(ids), skip_special_tokens=False))
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes of one token, which may be a part of a character where the tokenizer is byte-level."""
+        piece = self._whole.id_to_token(token) or ""
+        if self._byte_level and piece not in self._controls and all(each in _BYTES for each in piece):
+            return bytes(_BYTES[each] for each in piece)
+        return self.decode([token]).encode()
+
+    def open_call(self) -> list[int]:
+        """Begins a call in the turn's place: what is sampled after it is the call's body."""
+        return [*self._marker(OPEN), *self._text(self._call_break)]
+
+    def close_call(self) -> list[int]:
+        """Ends what `open_call` began."""
+        return [*self._text(self._call_break), *self._marker(CLOSE)]
 
     def shown(self, ids: Sequence[int]) -> str:
         """The part of a turn that people see: a prefix of its text, up to its first call or control token."""
@@ -127,6 +154,7 @@ class Hermes(Template):
     """The Hermes/Qwen form: JSON schemas in <tools>, JSON calls, <tool_response> in role `tool`."""
 
     name = "hermes"
+    _call_break = "\n"
 
     def start(self, system: str, tools: Sequence[BaseTool]) -> list[int]:
         if not tools:

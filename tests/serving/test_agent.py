@@ -10,7 +10,8 @@ from langchain_core.tools import tool
 
 from feedback.agent_file import Limits
 from feedback.schemas import Status
-from serving.agent import NOTHING_SAID, Agent, Ask, TextDelta, ToolEnded
+from serving.agent import NOTHING_SAID, Agent
+from serving.ask import Ask, TextDelta, ToolEnded
 from serving.engine import Sampled
 from serving.transcript import Transcript
 from serving.visible import markers

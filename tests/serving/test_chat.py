@@ -148,7 +148,23 @@ async def test_bad_requests_name_the_field(tmp_path: Path) -> None:
             ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
             ({"messages": [{"role": "user", "content": "x"}], "temperature": 3}, "temperature"),
             ({"messages": [{"role": "user", "content": "x"}], "stop": [""]}, "stop"),
-            ({"messages": [{"role": "user", "content": "x"}], "n": 2}, "n"),
+            ({"messages": [{"role": "user", "content": "x"}], "n": 0}, "n"),
+            ({"messages": [{"role": "user", "content": "x"}], "top_logprobs": 21}, "top_logprobs"),
+            ({"messages": [{"role": "user", "content": "x"}], "seed": 2**63}, "seed"),
+            (
+                {"messages": [{"role": "user", "content": "x"}], "response_format": {"type": "xml"}},
+                "response_format.type",
+            ),
+            (
+                {
+                    "messages": [{"role": "user", "content": "x"}],
+                    "response_format": {
+                        "type": "json_schema",
+                        "json_schema": {"name": "a", "schema": {"type": "nothing"}},
+                    },
+                },
+                "response_format.json_schema.schema",
+            ),
         ]
         for body, param in bad:
             response = await here.http.post(

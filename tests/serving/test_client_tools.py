@@ -55,7 +55,13 @@ async def test_a_clash_of_names_and_unsupported_choices_are_refused(tmp_path: Pa
         for tools, extra, param in (
             ([clash], {}, "tools[0].function.name"),
             ([WEATHER, WEATHER], {}, "tools[1].function.name"),
-            ([WEATHER], {"tool_choice": "required"}, "tool_choice"),
+            ([WEATHER], {"tool_choice": "always"}, "tool_choice"),
+            ([], {"tool_choice": "required"}, "tool_choice"),
+            (
+                [WEATHER],
+                {"tool_choice": {"type": "function", "function": {"name": "flights"}}},
+                "tool_choice",
+            ),
         ):
             response = await here.chat("Hi", tools=tools, **extra)
             assert (response.status_code, response.json()["error"]["param"]) == (400, param)
