@@ -13,6 +13,9 @@ import torch
 
 from feedback.schemas import Experience, PricedTurn
 
+MOST_PADDING = 0.1
+"""Share of a forward pass that may be padding, where a second row makes the choice."""
+
 
 class NothingToTrain(ValueError):
     """No row holds a trainable token."""
@@ -152,7 +155,8 @@ def pack(
 ) -> list[Pack]:
     """Forward passes of at most `token_budget` padded ids, rows of like length together, ids cut after the last wanted one.
 
-    `only` picks rows; `index_P` still counts over all of them. A row over the budget goes alone.
+    `only` picks rows; `index_P` still counts over all of them. A row over the budget goes alone, and so does one that would
+    bring more padding than a pass may have: on a CPU a pass costs what its ids cost.
     """
     positions = [wanted(row) for row in rows]
     first = [0]
@@ -162,11 +166,15 @@ def pack(
     chosen.sort(key=lambda number: (-max(positions[number]), number))
     packs: list[Pack] = []
     group: list[int] = []
+    filled = 0
     for number in chosen:
-        if group and (len(group) + 1) * (max(positions[group[0]]) + 1) > token_budget:
+        length = max(positions[number]) + 1
+        padded = (len(group) + 1) * (max(positions[group[0]]) + 1) if group else 0
+        if padded > token_budget or filled + length < (1.0 - MOST_PADDING) * padded:
             packs.append(_pack(rows, positions, first, group))
-            group = []
+            group, filled = [], 0
         group.append(number)
+        filled += length
     return [*packs, _pack(rows, positions, first, group)] if group else packs
 
 

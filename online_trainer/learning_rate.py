@@ -16,7 +16,7 @@ RAISE = 1.5
 CUT = 0.5
 WINDOW = 3
 STANDING = {"k3_mu", "kl_ref", "ess"}
-"""Refusals that a smaller step would not have met: the distance to the sampler or the reference was there before."""
+"""Reasons that a smaller step would hardly have changed: the distance to the sampler or the reference was there before."""
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,12 @@ class LearningRate:
         return cls(settings.lr, settings.lr, settings.lr, auto=False)
 
     def after(self, k3_old: float, decision: Decision, reasons: tuple[str, ...] = ()) -> "LearningRate":
-        """One more update. `k3_old` is the accepted step's; a shrunk one cuts whatever it measured, and so does a
-        refused one unless every reason is about where the policy already stood.
+        """One more update. `k3_old` is the accepted step's; a shrunk or refused one cuts whatever it measured, unless every
+        reason is about where the policy already stood.
         """
         if not self.auto:
             return self
-        if decision is Decision.REFUSED and reasons and all(r.split()[0] in STANDING for r in reasons):
+        if reasons and all(reason.split()[0] in STANDING for reason in reasons):
             return self
         if decision is not Decision.ACCEPTED or not k3_old <= LOUD:
             return self._at(self.rate * CUT)

@@ -19,6 +19,7 @@ from online_trainer.publish import tidy
 from online_trainer.state import Letter, Publication
 from online_trainer.take import Taken
 from online_trainer.trainer import Trainer
+from online_trainer.trust import Limits
 
 log = logging.getLogger(__name__)
 KEPT_NORMS = 20
@@ -29,7 +30,12 @@ def settle(trainer: Trainer, taken: Taken, judgement: Judgement, assigned: Assig
     progress, agent = trainer.progress, trainer.parts.agent
     accepted = made.decision is not Decision.REFUSED
     message = _message(trainer, taken, judgement, assigned, made)
-    offer = accepted and progress.since_offer + 1 >= agent.offer.min_updates
+    offer = accepted and is_due(
+        progress.since_offer + 1,
+        message.measures.get("k3_mu", 0.0),
+        usual=agent.offer.min_updates,
+        limit=Limits.of(agent.training).k3_mu,
+    )
     _control(trainer, taken, judgement, assigned, made)
     if accepted:
         progress.accepted += 1
@@ -49,6 +55,13 @@ def settle(trainer: Trainer, taken: Taken, judgement: Judgement, assigned: Assig
     waiting = {publication.folder for publication in progress.publications}
     tidy(trainer.parts.adapters, keep=waiting | {progress.head_folder or ""})
     _report(trainer, taken, message)
+
+
+def is_due(accepted: int, k3_mu: float, *, usual: int, limit: float) -> bool:
+    """Whether the head is offered after so many accepted updates: the usual number; or half of it once half of the way that
+    a head may go from its sampler is gone, since only a promotion brings the two together again.
+    """
+    return accepted >= usual or (accepted >= usual / 2 and k3_mu > limit / 2)
 
 
 def _message(trainer: Trainer, taken: Taken, judgement: Judgement, assigned: Assigned, made: Made) -> Update:

@@ -19,6 +19,9 @@ from serving.assembly import running
 from serving.auth import KeyFileError
 from serving.config import Settings
 
+KEEP_ALIVE_S = 75
+"""Longer than any client keeps an idle connection, so that it is never closed under a request that is on its way."""
+
 _log = logging.getLogger("serving")
 
 
@@ -50,6 +53,7 @@ async def serve(settings: Settings) -> None:
                 access_log=False,
                 lifespan="off",
                 timeout_graceful_shutdown=5,
+                timeout_keep_alive=KEEP_ALIVE_S,
             )
             _log.info("listening on %s:%d", settings.host, settings.port)
             await _Server(config).serve()

@@ -45,15 +45,15 @@ def test_a_position_predicts_the_id_after_it() -> None:
 
 
 def test_a_sampled_stop_id_is_trained_padding_never_even_when_it_is_the_same_id() -> None:
-    short = rows_of(experience(1, [priced([P], [A, EOS], [-1.0, -0.5])], thumb=1))
+    short = rows_of(experience(1, [priced([P, P], [A, A, EOS], [-1.0, -1.0, -0.5])], thumb=1))
     long = rows_of(experience(2, [priced([P, P], [A, A, A, A], [-1.0] * 4)], thumb=1))
     batch = build([*short, *long])
-    assert batch.target_N.tolist() == [A, EOS, A, A, A, A]
+    assert batch.target_N.tolist() == [A, A, EOS, A, A, A, A]
     (both,) = pack(batch.rows, token_positions, token_budget=1000)
-    assert both.ids_BT.tolist() == [[P, P, A, A, A], [P, A, 0, 0, 0]]
-    assert both.row_P.tolist() == [0, 0, 0, 0, 1, 1]
-    assert both.position_P.tolist() == [1, 2, 3, 4, 0, 1]
-    assert both.index_P.tolist() == [2, 3, 4, 5, 0, 1]
+    assert both.ids_BT.tolist() == [[P, P, A, A, A], [P, P, A, A, 0]]
+    assert both.row_P.tolist() == [0, 0, 0, 0, 1, 1, 1]
+    assert both.position_P.tolist() == [1, 2, 3, 4, 1, 2, 3]
+    assert both.index_P.tolist() == [3, 4, 5, 6, 0, 1, 2]
 
 
 def test_passes_stay_within_the_token_budget_and_cover_every_position_once() -> None:
@@ -67,6 +67,16 @@ def test_passes_stay_within_the_token_budget_and_cover_every_position_once() -> 
     assert sorted(i for part in packs for i in part.index_P.tolist()) == list(
         range(sum(row.trained for row in rows))
     )
+
+
+def test_a_long_row_does_not_pad_the_short_ones() -> None:
+    lengths = [60, 10, 9, 9, 4]
+    items = [
+        experience(n, [priced([P], [A] * length, [-1.0] * length)], thumb=1)
+        for n, length in enumerate(lengths)
+    ]
+    packs = pack([row for item in items for row in rows_of(item)], token_positions, token_budget=1000)
+    assert [tuple(part.ids_BT.shape) for part in packs] == [(1, 60), (3, 10), (1, 4)]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -31,6 +32,7 @@ from online_trainer.checkpoint import Lease
 from online_trainer.lessons import CHILD
 from online_trainer.policy import state_digest
 from online_trainer.publish import Published
+from online_trainer.settle import is_due
 from online_trainer.trainer import Trainer
 from online_trainer.worker import run
 from tests.online_trainer import tiny
@@ -170,6 +172,23 @@ def test_an_offer_is_told_once_it_has_its_version(trainer: Trainer, bus: MemoryB
     assert [(o.version, o.uri, o.parent) for o in offers] == [(V1, "models:/m-1", tiny.BASE)]
     assert len({update.update_id for update in updates(bus)}) == len(updates(bus))
     assert trainer.progress.versions[V1].at_update == 2
+
+
+@pytest.mark.parametrize(
+    ("accepted", "k3_mu", "due"),
+    [
+        (7, 0.0, False),
+        (8, 0.0, True),
+        (4, 0.0101, True),
+        (4, 0.0099, False),
+        (3, 0.02, False),
+        (4, math.nan, False),
+    ],
+)
+def test_a_head_that_has_gone_half_of_its_way_is_offered_early(
+    accepted: int, k3_mu: float, due: bool
+) -> None:
+    assert is_due(accepted, k3_mu, usual=8, limit=0.02) is due
 
 
 def test_a_rolled_back_line_returns_to_the_champion_bit_for_bit(trainer: Trainer, bus: MemoryBus) -> None:

@@ -1,6 +1,7 @@
 """The process as it is started: up without Kafka or MLflow, killed at work, stopped cleanly."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import sqlite3
@@ -107,3 +108,19 @@ def test_a_fault_in_what_a_person_wrote_is_one_line_and_exit_code_two(tmp_path: 
     )
     assert found.returncode == 2
     assert b"did you mean 'agent'" in found.stderr and b"Traceback" not in found.stderr
+
+
+async def test_an_idle_connection_outlives_every_clients_patience(tmp_path: Path) -> None:
+    """Clients keep idle connections for five seconds and longer; one closed under a request is a failed reply."""
+    runner, engine = await start_stub(StubEngine(BASE, tiny_tokenizer(), scripted({})))
+    try:
+        async with gateway(tmp_path, engine) as (_, http):
+            reader, writer = await asyncio.open_connection(http.base_url.host, http.base_url.port)
+            writer.write(b"GET /healthz HTTP/1.1\r\nHost: here\r\n\r\n")
+            assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 200")
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(reader.read(), 6.5)
+            assert not reader.at_eof()
+            writer.close()
+    finally:
+        await runner.cleanup()
