@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -42,23 +42,45 @@ class State:
     @property
     def is_dead(self) -> bool:
         """Whether supervisord has given up on it."""
-        # STOPPED is where every part begins; nobody stops a single one.
+        # STOPPED is where every part begins, and what `resting` makes of one.
         return self.name in {"FATAL", "EXITED"}
 
 
 def read_states(home: Path) -> dict[str, State]:
     """Every part of a running stack by name. Raises OSError when supervisord does not answer."""
-    transport = SupervisorTransport(None, None, f"unix://{socket_path(home)}")
-    # The host is never used: the transport speaks to the socket.
-    proxy = ServerProxy("http://127.0.0.1", transport=transport)
-    try:
-        processes = cast(list[dict[str, object]], proxy.supervisor.getAllProcessInfo())
-    finally:
-        transport.close()
+    with _supervisord(home) as proxy:
+        processes = _processes(proxy)
     return {
         str(each["name"]): State(str(each["statename"]), int(str(each["pid"])), int(str(each["exitstatus"])))
         for each in processes
     }
+
+
+@contextlib.contextmanager
+def resting(home: Path, part: str) -> Iterator[None]:
+    """Meanwhile this part is stopped; it is started again and goes on from what it has stored. OSError as `read_states`."""
+    with _supervisord(home) as proxy:
+        (full,) = (f"{each['group']}:{part}" for each in _processes(proxy) if each["name"] == part)
+        proxy.supervisor.stopProcess(full)
+    try:
+        yield
+    finally:
+        with _supervisord(home) as proxy:
+            proxy.supervisor.startProcess(full, False)
+
+
+@contextlib.contextmanager
+def _supervisord(home: Path) -> Iterator[ServerProxy]:
+    transport = SupervisorTransport(None, None, f"unix://{socket_path(home)}")
+    try:
+        # The host is never used: the transport speaks to the socket.
+        yield ServerProxy("http://127.0.0.1", transport=transport)
+    finally:
+        transport.close()
+
+
+def _processes(proxy: ServerProxy) -> list[dict[str, object]]:
+    return cast(list[dict[str, object]], proxy.supervisor.getAllProcessInfo())
 
 
 def launch(home: Path, plan: Plan) -> subprocess.Popen[bytes]:

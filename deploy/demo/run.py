@@ -32,6 +32,7 @@ from deploy.simulation.ledger import Ledger
 from deploy.simulation.pool import UserPool
 from deploy.simulation.talk import Talk
 from deploy.stack import StackSettings, deploy_address, serving_address
+from deploy.supervision import resting
 from feedback.agent_file import AgentFile, load_agent_file
 from feedback.kafka import KafkaBus
 from serving.auth import ensure_key
@@ -118,12 +119,12 @@ async def _play(setting: Setting, stack: up.Stack, console: Console) -> dict[str
         facts = await show.keep_looking("the stream settles", settling)
         updates.counts()
         champion = (show.scene.status.get("champion")) or setting.agent.base_version
-        measuring = asyncio.create_task(
-            measure(
-                setting.agent, facts, children, sizes=sizes, snapshots=updates.snapshots(), champion=champion
+        heads = updates.snapshots()
+        with resting(home, "trainer"):  # the head stays as it is, and its measuring has the cores
+            measuring = asyncio.create_task(
+                measure(setting.agent, facts, children, sizes=sizes, snapshots=heads, champion=champion)
             )
-        )
-        held = await show.keep_looking("held-out tasks", measuring, expected_s=sizes.heldout_s)
+            held = await show.keep_looking("held-out tasks", measuring, expected_s=sizes.heldout_s)
     updates.close()
     bus.close()
     wall_s = time.monotonic() - setting.began

@@ -19,6 +19,7 @@ from deploy.supervision import (
     mark_of,
     marked_processes,
     render_configuration,
+    resting,
     socket_path,
     stop_all,
     supervisor_pid,
@@ -67,6 +68,19 @@ def test_a_killed_part_comes_back(settings: StackSettings) -> None:
     os.kill(first, signal.SIGKILL)
 
     assert eventually(lambda: stack.states()["one"].pid not in (0, first))
+    stack.stop()
+
+
+def test_a_part_rests_alone_and_comes_back(settings: StackSettings) -> None:
+    stack = run_plan(settings, plan_of(answering_part("one"), answering_part("two")), lambda ready: None)
+    before = stack.states()
+
+    with resting(settings.home, "one"):
+        assert stack.states()["one"].pid == 0
+        assert stack.states()["two"] == before["two"]
+        stack.check()
+
+    assert eventually(lambda: stack.states()["one"].pid not in (0, before["one"].pid))
     stack.stop()
 
 
