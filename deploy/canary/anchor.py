@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from deploy.canary.evidence import TwoArm
+from deploy.canary.evidence import Real, TwoArm
 from deploy.canary.saved import process
 from deploy.canary.trial import BURN_IN
 from feedback.agent_file import Canary as Settings
@@ -33,23 +33,27 @@ def start(reign: int, settings: Settings) -> Anchor:
     )
 
 
-def took_person(anchor: Anchor, live: bool, *, outcome: float, holdout: float, share: float) -> Anchor:
-    """One person's outcome. `holdout` is the share of users held out, `share` the candidate's at that moment."""
-    propensity = live_propensity(holdout, share)
-    if not 0.0 < propensity < 1.0:
+def took_person(
+    anchor: Anchor, live: Real, *, outcome: Real, holdout: float, share: Real, counts: Real = 1.0
+) -> Anchor:
+    """One person's outcome; `live` is 1 on the champion, 0 held out. `holdout` is the share of users held out, `share` the
+    candidate's at that moment. All but `holdout` may be arrays of parallel runs.
+    """
+    if not 0.0 < holdout < 1.0:
         return anchor
-    arm = float(live)
+    counted = counts * (share < 1.0)
+    propensity = live_propensity(holdout, share)
     return Anchor(
         anchor.reign,
-        worse=anchor.worse.update(outcome, arm, propensity=propensity),
-        better=anchor.better.update(outcome, arm, propensity=propensity),
+        worse=anchor.worse.update(outcome, live, propensity=propensity, counts=counted),
+        better=anchor.better.update(outcome, live, propensity=propensity, counts=counted),
     )
 
 
-def live_propensity(holdout: float, share: float) -> float:
+def live_propensity(holdout: float, share: Real) -> Real:
     """Chance of the champion's arm among those who are either held out or on the champion."""
     on_champion = (1.0 - holdout) * (1.0 - share)
-    return on_champion / (on_champion + holdout) if on_champion + holdout > 0 else 0.0
+    return on_champion / (on_champion + holdout)
 
 
 def is_worse(anchor: Anchor, settings: Settings) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from deploy.canary.creep import Crept, People, creep
 from deploy.canary.simulation import PROMOTED, ROLLED_BACK, Played, World, play
 from feedback.agent_file import Canary as Settings
 from feedback.schemas import AdapterRef, Holdout, TrafficSplit
@@ -42,6 +43,20 @@ _PROMOTION: dict[str, Callable[[Played], float]] = {".false_promotion": lambda p
 _VERDICTS = _PROMOTION | {".false_rollback": lambda played: played.rate(ROLLED_BACK)}
 _PROMOTED: dict[str, Callable[[Played], float]] = {".median_units": lambda played: played.units_to(PROMOTED)}
 _FOUND: dict[str, Callable[[Played], float]] = {".median_units": lambda played: played.units_to(ROLLED_BACK)}
+
+
+CANDIDATES = 100
+CREEP_EPISODES = 1000
+"""Of each candidate: without a verdict by then it makes room for the next."""
+
+_CREEP: dict[str, Callable[[Crept], float]] = {
+    "": lambda crept: crept.quantile(0.95),
+    ".mean": lambda crept: float(crept.fell.mean()),
+    ".worst": lambda crept: float(crept.fell.max()),
+    ".promoted": lambda crept: float(crept.promoted.mean()),
+    ".returned": lambda crept: float(crept.returned.mean()),
+}
+"""How far the live line falls below the anchor: what 95 of 100 lines stay within, and beside it mean and worst."""
 
 
 def scenarios(desk: Settings) -> tuple[Scenario, ...]:
@@ -84,6 +99,13 @@ def measure(desk: Settings, *, runs: int, seed: int = 11) -> Iterator[tuple[str,
         played = play(scenario.world, scenario.settings, runs=runs, episodes=scenario.episodes, seed=seed)
         for figure, read in scenario.figures.items():
             yield f"canary.{scenario.name}{figure}", read(played)
+    for name, settings, people in (("creep", Settings(), People()), ("creep_desk", desk, People(count=120))):
+        lines = max(1, runs // 20)
+        crept = creep(
+            settings, lines=lines, candidates=CANDIDATES, episodes=CREEP_EPISODES, people=people, seed=seed
+        )
+        for figure, read in _CREEP.items():
+            yield f"canary.{name}{figure}", read(crept)
     yield "canary.share_error", share_error(users=1000)
     yield "canary.salt_correlation", salt_correlation(units=1_000_000)
 

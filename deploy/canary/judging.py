@@ -148,7 +148,7 @@ def compare_with_anchor(conn: Connection, steering: Steering, *, taken: Sequence
         if _compares(row, reign) and ledger.first_of_person(conn, reign.seq, row.rater):
             state = anchor.took_person(
                 state,
-                row.arm == "champion",
+                float(row.arm == "champion"),
                 outcome=float(row.outcome),
                 holdout=steering.agent.holdout.share,
                 share=row.propensity,

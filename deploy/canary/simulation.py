@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from deploy.canary.evidence import SRM_BAR, RatioCheck, TwoArm
+from deploy.canary.evidence import SRM_BAR, RatioCheck, Real, TwoArm
 from deploy.canary.guardrails import count_faults
 from deploy.canary.trial import Known, create
 from deploy.canary.verdict import MET
@@ -27,7 +27,7 @@ RUNNING, PROMOTED, ROLLED_BACK, PAUSED = 0, 1, 2, 3
 class World:
     """Two agents and the people who rate them. Rates are per episode; a pair is (champion, candidate)."""
 
-    success: tuple[float, float]
+    success: tuple[Real, Real]
     reacts: float = 1.0
     """Share of episodes that have an outcome."""
     wrong: float = 0.0
@@ -108,9 +108,14 @@ def draw(world: World, share: Array, *, at: int, generator: np.random.Generator)
 
 
 class Lockstep:
-    """All runs of one setting. `live` is 1.0 for runs without a verdict; a finished run counts nothing more."""
+    """All runs of one setting. `live` is 1.0 for runs without a verdict; a finished run counts nothing more.
 
-    def __init__(self, settings: Settings, known: Known, *, runs: int) -> None:
+    `allowance` is how much lower an observed mean may be promoted; left out it is the margin.
+    """
+
+    def __init__(
+        self, settings: Settings, known: Known, *, runs: int, allowance: Array | None = None
+    ) -> None:
         start = create("cn_0", "simulated-000001", settings=settings, known=known)
         zeros = np.zeros(runs)
         self.settings = settings
@@ -125,6 +130,7 @@ class Lockstep:
         shares = sorted({step.setShare for step in settings.steps if isinstance(step, SetShare)})
         self.assignment = {share: RatioCheck(share, n0=zeros, n1=zeros, log_bf=zeros) for share in shares}
         self.reaction = dict(self.assignment)
+        self.allowance = np.full(runs, settings.margin) if allowance is None else allowance
         self.live = np.ones(runs)
         self.step = np.zeros(runs, dtype=np.int64)
         self.share = zeros
@@ -166,9 +172,16 @@ class Lockstep:
         needed = max((step.hold.units for step in settings.steps if isinstance(step, Hold)), default=1)
         proven = _reached(self.better.log_e, settings.alphaPromote) & (self.step == len(settings.steps) - 1)
         enough = np.minimum(self.better.n0, self.better.n1) >= needed
+        self._end(proven & enough & (self.loss() <= self.allowance), PROMOTED, "better")
+
+    def loss(self) -> Array:
+        """How far the candidate's observed mean lies below the champion's."""
         n0, n1 = np.maximum(self.worse.n0, 1), np.maximum(self.worse.n1, 1)
-        loss = self.worse.total0 / n0 - self.worse.total1 / n1
-        self._end(proven & enough & (loss <= settings.margin), PROMOTED, "better")
+        return np.asarray(self.worse.total0 / n0 - self.worse.total1 / n1)
+
+    def stop(self, where: NDArray[np.bool_], cause: str) -> None:
+        """End these runs from outside."""
+        self._end(where, ROLLED_BACK, cause)
 
     def played(self) -> Played:
         """What came of it."""
@@ -214,7 +227,7 @@ def play(
 
 def knowing(world: World) -> Known:
     """What a champion with a long past is known for."""
-    says = world.success[0] * (1 - world.wrong) + (1 - world.success[0]) * world.wrong
+    says = float(world.success[0] * (1 - world.wrong) + (1 - world.success[0]) * world.wrong)
     clean = {
         "request_error": 0.99,
         "invalid_tool_call": 1 - world.invalid[0],
