@@ -38,20 +38,22 @@ class Finder:
         *,
         marks: Sequence[str],
         after: str | None = None,
+        inside: str | None = None,
     ) -> Found:
-        """`marks[i]` is the thread after `said[i]`; `after` is the response that the request itself names."""
+        """`marks[i]` is the thread after `said[i]`. A request may name the response it comes `after`, `inside` its episode."""
         answered = [index for index, message in enumerate(said) if message.role == "assistant"]
         stored = await self._episodes.answers([marks[index] for index in answered]) if answered else {}
         points = [(index, stored[marks[index]]) for index in reversed(answered) if marks[index] in stored]
         if after is not None:
             points = [(index, _last(answers, after)) for index, answers in points]
+        if inside is not None:
+            return self._within(await self._episodes.by_id(owner, inside), answered, points)
         if alias is not None:
-            return await self._by_name(owner, alias, answered, points)
+            episode = await self._episodes.by_alias(owner, alias) or self._episodes.named(owner, alias)
+            return self._within(episode, answered, points)
         return await self._by_history(owner, answered, points)
 
-    async def _by_name(self, owner: str, alias: str, answered: list[int], points: _Points) -> Found:
-        episode = await self._episodes.by_alias(owner, alias)
-        episode = episode or self._episodes.named(owner, alias)
+    def _within(self, episode: Episode | None, answered: list[int], points: _Points) -> Found:
         if episode is not None and not episode.is_open(self._clock(), self._idle_ms):
             parent, at = _newest(points, None)
             return Found(None, parent, at, (CONTINUED, *_rewritten(parent, at, answered)))

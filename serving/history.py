@@ -7,10 +7,14 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from serving.bodies import ChatMessage
 from tools.parse import Call
 from tools.template import Template
+
+BROKEN_CALL = "error: the arguments of this call are not one JSON object\n"
+"""Before the result of a call that is shown with none, so that the model knows why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,17 +28,35 @@ class Said:
 
 
 def read_messages(messages: Sequence[ChatMessage]) -> list[Said]:
-    """Messages in one form; a tool result learns its tool's name from the call it answers."""
+    """Messages in one form; a tool result learns its tool's name from the call it answers, and what was wrong with it."""
     names: dict[str, str] = {}
+    broken: set[str] = set()
     found = []
     for message in messages:
         calls = message.tool_calls or []
         names.update({call.id: call.function.name for call in calls})
+        broken.update(call.id for call in calls if read_arguments(call.function.arguments) is None)
         role = {"developer": "system", "function": "tool"}.get(message.role, message.role)
         name = names.get(message.tool_call_id or "", message.name or "tool") if role == "tool" else ""
         wanted = tuple((call.function.name, call.function.arguments) for call in calls)
-        found.append(Said(role, message.text(), wanted, name))
+        told = BROKEN_CALL if role == "tool" and message.tool_call_id in broken else ""
+        found.append(Said(role, told + message.text(), wanted, name))
     return found
+
+
+def read_arguments(text: str) -> dict[str, Any] | None:
+    """The arguments of a call; None where they are not one JSON object."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def broken_calls(said: Sequence[Said]) -> list[tuple[str, int]]:
+    """(tool, characters of its arguments) of the calls whose arguments cannot be read, for the log."""
+    calls = [call for message in said for call in message.calls]
+    return [(name, len(arguments)) for name, arguments in calls if read_arguments(arguments) is None]
 
 
 def answer(text: str, calls: Sequence[tuple[str, str]] = ()) -> Said:
@@ -84,11 +106,7 @@ def render(template: Template, said: Sequence[Said]) -> list[int]:
 
 def _call(name: str, arguments: str) -> Call:
     """A past call; arguments that are not an object are shown as an empty one, and the record keeps the raw text."""
-    try:
-        value = json.loads(arguments)
-    except ValueError:
-        value = None
-    return Call(name, arguments, value if isinstance(value, dict) else {})
+    return Call(name, arguments, read_arguments(arguments) or {})
 
 
 def _hash(text: str) -> str:

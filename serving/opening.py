@@ -4,6 +4,7 @@ Stored ids are extended; text is rendered only where nothing of ours is stored. 
 answered starts at the longest stored prefix and says so in its flags.
 """
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,6 +31,7 @@ from serving.sampling import choose, reseeded
 from tools.template import Template, signatures
 
 WINDOW = "window"
+_log = logging.getLogger(__name__)
 _LOAD_WAIT_S = 2.0
 
 
@@ -61,10 +63,11 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What the kind of request adds: how its response ids begin, and the response it says it goes on from."""
+    """What the kind of request adds: how its response ids begin, the response it says it comes after, and its episode."""
 
     prefix: str
     after: str | None = None
+    inside: str | None = None
 
 
 CHAT = Wanted("chatcmpl-")
@@ -99,6 +102,10 @@ class Opener:
         choice = chosen(body.tool_choice, [tool.name for tool in client_tools])
         sampling = choose(body, choice, self._file.sampling)
         said = history.read_messages(body.messages)
+        for name, size in history.broken_calls(said):
+            _log.warning(
+                "a call of %.64r in the history has unreadable arguments (%d characters)", name, size
+            )
         start = history.root(
             caller.key.owner,
             person(caller.key.owner, caller.named or ""),
@@ -107,7 +114,9 @@ class Opener:
             fingerprint(body.tools) if client_tools else "",
         )
         marks = history.threads(start, said)
-        found = await self._finder.find(caller.key.owner, caller.alias, said, marks=marks, after=wanted.after)
+        found = await self._finder.find(
+            caller.key.owner, caller.alias, said, marks=marks, after=wanted.after, inside=wanted.inside
+        )
         assignment = await self._assignment(caller, found)
         ids, starts, window = self._ids(said, found, client_tools, body)
         opening = self._opening(

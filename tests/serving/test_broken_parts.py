@@ -39,6 +39,23 @@ async def test_a_client_that_leaves_ends_the_engines_work_within_a_second(
             assert turn.shown_text == ""
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_leaves_while_a_tool_runs_ends_it_and_starts_no_round(
+    tmp_path: Path, stream: bool
+) -> None:
+    agent = {"tools": ["tests.serving.slow:wait"], "limits": {"tool_s": 30, "wall_s": 60}}
+    script = scripted({"Hi": ["<tool_call>wait(x)</tool_call>", "Done."]})
+    async with world(tmp_path, script=script, agent=agent) as here:
+        before = len(here.stub.seen)
+        left = asyncio.create_task(here.chat("Hi", stream=stream))
+        await until(lambda: len(here.stub.seen) > before and here.stub.seen[-1].finished)
+        left.cancel()
+        await until(lambda: here.gateway.adapters.in_flight() == 0, within_s=3)
+        (record,) = await here.interactions(1)
+        assert record.status is Status.ABORTED and record.turns[0].tool_results == ()
+        assert len(here.stub.seen) == before + 1
+
+
 async def test_text_that_was_not_sent_is_not_recorded_as_seen(tmp_path: Path) -> None:
     async with world(tmp_path, script=scripted({"Hi": SLOW})) as here:
         request = here.http.build_request(

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from serving.history import BROKEN_CALL
 from tests.serving.harness import bearer, content, events, scripted, world
 
 WEATHER = {
@@ -81,6 +82,8 @@ async def test_a_broken_call_in_the_history_bricks_nothing(tmp_path: Path, argum
         assert (await here.answer(history))["choices"][0]["message"]["content"] == "Hello."
         (record,) = await here.interactions(1)
         assert record.flags == ("rewritten",)
+        seen = here.stub.tokenizer.decode(here.stub.seen[-1].prompt, skip_special_tokens=False)
+        assert f"tool\n{BROKEN_CALL}not executed" in seen
 
 
 async def test_every_text_shape_of_a_message_is_taken(tmp_path: Path) -> None:

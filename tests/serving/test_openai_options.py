@@ -33,7 +33,9 @@ def in_turn(*replies: Reply) -> Script:
 
     def script(model: str, prompt: list[int]) -> Reply:
         return (
-            left.pop(0) if "user\nHi" in tokenizer.decode(prompt, skip_special_tokens=False) else Reply("Ok.")
+            left.pop(0)
+            if left and "user\nHi" in tokenizer.decode(prompt, skip_special_tokens=False)
+            else Reply("Ok.")
         )
 
     return script
