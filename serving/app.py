@@ -7,14 +7,14 @@ from starlette.types import ASGIApp
 from serving import errors
 from serving.edge import Edge
 from serving.gateway import Gateway
-from serving.routes import chat, episodes, feedback, health, models, tensorzero, tokens
+from serving.routes import chat, episodes, feedback, health, models, responses, tensorzero, tokens
 
 
 def create_app(gateway: Gateway) -> ASGIApp:
     """The ASGI application."""
     app = FastAPI(title="Ratchet", version="1", docs_url=None, redoc_url=None, redirect_slashes=False)
     errors.install(app)
-    for routes in (chat, models, tokens, feedback, tensorzero, episodes, health):
+    for routes in (chat, responses, models, tokens, feedback, tensorzero, episodes, health):
         app.include_router(routes.router(gateway))
     inner: ASGIApp = app
     if gateway.edge.origins:

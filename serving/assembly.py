@@ -32,6 +32,7 @@ from serving.opening import Opener
 from serving.ratings import Ratings
 from serving.recorder import Recorder
 from serving.replica import Replica
+from serving.responses.stored import Responses
 from serving.splits import Listener, News
 from serving.visible import markers
 from serving.writer import Writer
@@ -113,6 +114,7 @@ def _build(
             clock=clock,
         ),
         ratings=Ratings(agent_file, outbox, clock, pace=Pace(settings.rater_rate, settings.rater_burst)),
+        responses=Responses(database),
         news=news,
         outbox=outbox,
         writer=writer,

@@ -14,6 +14,7 @@ from serving.metrics import Metrics
 from serving.opening import Opener
 from serving.ratings import Ratings
 from serving.recorder import Recorder
+from serving.responses.stored import Responses
 from serving.splits import News
 from serving.writer import Writer
 
@@ -30,6 +31,7 @@ class Gateway:
     episodes: Episodes
     recorder: Recorder
     ratings: Ratings
+    responses: Responses
     news: News
     outbox: Outbox
     writer: Writer

@@ -26,9 +26,10 @@ class EventParser:
         return events
 
 
-def event(value: object) -> bytes:
-    """One event."""
-    return b"data: " + orjson.dumps(value) + b"\n\n"
+def event(value: object, *, name: str = "") -> bytes:
+    """One event, with its type where the API types its events."""
+    head = b"event: " + name.encode() + b"\n" if name else b""
+    return head + b"data: " + orjson.dumps(value) + b"\n\n"
 
 
 def comment(text: str) -> bytes:

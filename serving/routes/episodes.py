@@ -10,6 +10,7 @@ from feedback.schemas import EpisodeEnd, Withdrawal
 from serving.auth import Key
 from serving.errors import ApiError, json_response
 from serving.gateway import Gateway
+from serving.responses.stored import remove_episode
 from serving.routes.access import require
 from serving.routes.feedback import durable
 from serving.tables import EPISODES, INTERACTIONS
@@ -111,6 +112,7 @@ def _withdraw(conn: Connection, gateway: Gateway, key: Key, named: str) -> str:
     blank = {"user_text": "", "delivered": None, "ids": None, "thread": None}
     conn.execute(update(INTERACTIONS).where(INTERACTIONS.c.episode_id == row.episode_id).values(**blank))
     gateway.ratings.forget_episode(conn, row.episode_id)
+    remove_episode(conn, row.episode_id)
     message = Withdrawal(agent=gateway.agent_file.agent, episode_id=row.episode_id, withdrawn_at=now)
     gateway.outbox.put(conn, TOPIC, row.episode_id, message.to_bytes(), now)
     return str(row.episode_id)

@@ -27,6 +27,8 @@ async def test_the_document_lists_every_route(tmp_path: Path) -> None:
         document = (await here.http.get("/openapi.json")).json()
         assert set(document["paths"]) == {
             "/v1/chat/completions",
+            "/v1/responses",
+            "/v1/responses/{response_id}",
             "/v1/models",
             "/v1/models/{model_id}",
             "/v1/feedback",
