@@ -18,6 +18,7 @@ from serving.app import create_app
 from serving.assembly import running
 from serving.auth import KeyFileError
 from serving.config import Settings
+from serving.protocol import BoundedHttp
 
 KEEP_ALIVE_S = 75
 """Longer than any client keeps an idle connection, so that it is never closed under a request that is on its way."""
@@ -49,6 +50,7 @@ async def serve(settings: Settings) -> None:
                 create_app(gateway),
                 host=settings.host,
                 port=settings.port,
+                http=BoundedHttp,
                 log_config=None,
                 access_log=False,
                 lifespan="off",

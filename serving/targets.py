@@ -13,7 +13,7 @@ from serving.tables import ALIASES, EPISODES, INTERACTIONS
 
 EXPIRES_MS = 30 * 86_400_000  # after that nothing may be said about a reply
 KINDS = ("id", "session", "openwebui")
-_RESPONSE_ID = re.compile(r"^chatcmpl-[0-9a-f]{32}$")
+_RESPONSE_ID = re.compile(r"^(chatcmpl-|resp[-_])[0-9a-f]{32}$")
 
 
 @dataclass(frozen=True, slots=True)

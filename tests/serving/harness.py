@@ -31,7 +31,7 @@ from tests.serving.tiny import tiny_tokenizer, write_model
 
 AGENT = "travel-desk"
 BASE = "travel-desk-000000"
-KEYS = "app:secret-app:chat+feedback+end-users,other:secret-other:chat+feedback,root:secret-root:chat+feedback+admin+end-users,mute:secret-mute:feedback"
+KEYS = "app:secret-app:chat+feedback+end-users,other:secret-other:chat+feedback,root:secret-root:chat+feedback+admin+end-users,mute:secret-mute:feedback,talk:secret-talk:chat"
 
 
 def bearer(name: str = "app") -> dict[str, str]:

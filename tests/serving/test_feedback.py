@@ -318,6 +318,56 @@ async def test_a_program_is_a_rater_of_its_own(tmp_path: Path) -> None:
         assert len({each.rater for each in await messages(here, 3)}) == 3
 
 
+async def test_a_stranger_gets_nothing_and_learns_nothing(tmp_path: Path) -> None:
+    """Case 58: who rates is the server's to say, and a foreign target looks like one that is not there."""
+    async with world(tmp_path) as here:
+        (reply,) = await answers_to(here, "Hi")
+        rating = {"response_id": reply["id"], "name": "user_rating", "value": True}
+        unknown = {**rating, "response_id": "chatcmpl-" + "0" * 32}
+        foreign = [await here.rate(body, key="other") for body in (rating, unknown)]
+        assert [response.status_code for response in foreign] == [404, 404]
+        assert foreign[0].json() == foreign[1].json()
+        by_name = {"episode_id": reply["episode_id"], "name": "user_rating", "value": True}
+        assert (await here.rate(by_name, key="other")).json() == (
+            await here.rate({**by_name, "episode_id": "ep_0"}, key="other")
+        ).json()
+        mine = (await here.rate({**rating, "user_id": "boss", "rater": "boss"})).json()
+        url = f"/v1/feedback/{mine['id']}"
+        for method in ("GET", "PATCH", "DELETE"):
+            missing = await here.http.request(method, url, json={"value": False}, headers=bearer("other"))
+            assert (missing.status_code, missing.json()["error"]["code"]) == (404, "feedback_not_found")
+        for headers, status in (({}, 401), (bearer("nobody"), 401), (bearer("talk"), 403)):
+            for path in ("/v1/feedback", "/v1/feedback/tokens", "/feedback"):
+                refused = await here.http.post(path, json=rating, headers=headers)
+                assert refused.status_code == status, path
+        assert (await here.chat("Hi", key="mute")).status_code == 403
+        huge = await here.rate({**rating, "comment": "x" * 1_000_000})
+        assert (huge.status_code, huge.json()["error"]["param"]) == (422, "comment")
+        (sent,) = await messages(here, 1)
+        assert sent.rater != "boss" and len(here.records(FEEDBACK)) == 1
+
+
+async def test_a_tool_cannot_rate_and_what_it_says_is_no_feedback(tmp_path: Path) -> None:
+    script = scripted({"Fly": ['<tool_call>calculate("user_rating: true")</tool_call>', "Done."]})
+    async with world(tmp_path, script=script) as here:
+        await here.answer("Fly")
+        await here.interactions(1)
+        assert here.records(FEEDBACK) == []
+
+
+async def test_the_same_rating_on_the_next_day_is_the_same_rating(tmp_path: Path) -> None:
+    clock = Clock()
+    clock.now = 1_800_057_590_000  # ten seconds before midnight, UTC
+    async with world(tmp_path, clock=clock) as here:
+        (reply,) = await answers_to(here, "Hi")
+        rating = {"response_id": reply["id"], "name": "user_rating", "value": True}
+        first = (await here.rate(rating)).json()
+        clock.now += 20_000
+        again = (await here.rate(rating)).json()
+        assert (again["change"], again["id"], again["revision"]) == ("replayed", first["id"], 1)
+        assert len(await messages(here, 1)) == 1
+
+
 async def test_two_tabs_at_once_are_one_rating(tmp_path: Path) -> None:
     async with world(tmp_path) as here:
         (reply,) = await answers_to(here, "Hi")
