@@ -101,12 +101,18 @@ def effective_ratings(facts: Facts) -> dict[tuple[str, str, str], Feedback]:
 
 
 def episode_counts(facts: Facts) -> dict[str, Any]:
-    """How many episodes there were, who reacted, and which were trained or why not."""
+    """How many episodes there were, who reacted, which were trained, and why each of the others was not."""
     experiences = facts.experiences.values()
     trained = {c.episode_id for c in facts.credits.values() if any(turn.unused is None for turn in c.turns)}
-    untrainable: Counter[str] = Counter(e.reason or "unknown" for e in experiences if not e.trainable)
-    for credit in facts.credits.values():
-        untrainable.update(turn.unused for turn in credit.turns if turn.unused)
+    credited = {
+        c.episode_id: next((turn.unused for turn in c.turns if turn.unused), "no_turns")
+        for c in facts.credits.values()
+    }
+    untrainable = Counter(
+        (e.reason or "unknown") if not e.trainable else credited.get(e.episode_id, "waiting")
+        for e in experiences
+        if e.episode_id not in trained
+    )
     return {
         "total": len(facts.experiences),
         "rated": sum(e.ratings > 0 for e in experiences),

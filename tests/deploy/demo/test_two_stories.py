@@ -31,7 +31,7 @@ def test_two_equal_stories_agree_and_are_counted() -> None:
         "reacted": 0,
         "silent": 0,
         "trained": 1,
-        "untrainable": {"holdout": 1, "abandoned": 1},
+        "untrainable": {"holdout": 1},
     }
     assert [(row["version"], row["verdict"], row["k3_old"]) for row in version_rows(facts)] == [
         (FIRST, "promoted", 0.0004)
