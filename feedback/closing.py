@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 
+from pydantic import ValidationError
 from sqlalchemy import Connection
 
 from feedback import ledger
@@ -14,7 +15,17 @@ from feedback.judging import Judging
 from feedback.ledger import Kept, Standing
 from feedback.outbox import Outgoing
 from feedback.reward import PriceRules, Trust, opinions, price
-from feedback.schemas import EXPERIENCES, FEEDBACK, INTERACTIONS, Experience, Judgement, OutcomeSource
+from feedback.schemas import (
+    DEAD_LETTERS,
+    EXPERIENCES,
+    FEEDBACK,
+    INTERACTIONS,
+    DeadLetter,
+    Experience,
+    Judgement,
+    OutcomeSource,
+    first_reason,
+)
 from feedback.subgoals import load_checks, potentials
 
 _AT_ONCE = 100
@@ -28,6 +39,7 @@ class Closed:
     experiences: list[Experience] = field(default_factory=list)
     outgoing: list[Outgoing] = field(default_factory=list)
     pairs: list[Pair] = field(default_factory=list)
+    set_aside: int = 0
 
 
 class Closer:
@@ -55,7 +67,10 @@ class Closer:
             if joined is None:
                 changed.append(self._still_open(standing))
                 continue
-            changed.append(self._settle(joined, standing, closed))
+            try:
+                changed.append(self._settle(joined, standing, closed))
+            except ValidationError as error:
+                changed.append(_set_aside(joined, standing, closed, reason=first_reason(error)))
             if joined.withdrawn:
                 ledger.erase(conn, joined.episode_id, [each.response_id for each in joined.interactions])
         ledger.stand(conn, changed)
@@ -91,6 +106,21 @@ class Closer:
         """An end that came before a later reply, or feedback on what is not here yet."""
         later = None if standing.last_at is None else standing.last_at + self.join_rules.idle_ms
         return replace(standing, due_at=later, closed=False)
+
+
+def _set_aside(joined: Joined, standing: Standing, closed: Closed, *, reason: str) -> Standing:
+    """Records that can be read one by one and make no experience together: a dead letter, and its neighbours go on."""
+    letter = DeadLetter(
+        topic=EXPERIENCES,
+        partition=-1,
+        offset=-1,
+        reason=f"{joined.episode_id}: {reason}",
+        value_base64=None,
+        at=joined.known_at,
+    )
+    closed.outgoing.append(Outgoing(DEAD_LETTERS, joined.episode_id, letter.to_bytes(), joined.known_at))
+    closed.set_aside += 1
+    return replace(standing, due_at=None, closed=True)
 
 
 def pairs_of(joined: Joined, judgement: Judgement) -> list[Pair]:

@@ -45,6 +45,7 @@ def take_in(conn: Connection, records: Sequence[Record], *, agent: str, idle_ms:
     for record in records:
         try:
             message = read_message(record.topic, record.value)
+            _check_names(message)
         except Unreadable as reason:
             intake.dead.append(dead_letter(record, str(reason)))
             intake.dead_by_topic[record.topic] += 1
@@ -52,7 +53,8 @@ def take_in(conn: Connection, records: Sequence[Record], *, agent: str, idle_ms:
         if message.agent != agent:
             intake.foreign_by_topic[record.topic] += 1
             continue
-        arrived[message.episode_id].append((record.timestamp_ms, message, record.value or b""))
+        # A record without a time has a negative one.
+        arrived[message.episode_id].append((max(0, record.timestamp_ms), message, record.value or b""))
     known = {
         episode: standing
         for episode, standing in ledger.standings(conn, arrived).items()
@@ -92,6 +94,12 @@ def read_message(topic: str, value: bytes | None) -> EpisodeMessage:
     return read_episode_record(value) if topic == INTERACTIONS else Feedback.from_bytes(value)
 
 
+def _check_names(message: EpisodeMessage) -> None:
+    """PostgreSQL stores no NUL in text, and no id of ours has one. Raises Unreadable."""
+    if "\0" in message.episode_id or "\0" in record_key(message):
+        raise Unreadable("an id holds a NUL")
+
+
 def dead_letter(record: Record, reason: str) -> Outgoing:
     """The record as people will find it, with where it came from."""
     value = record.value
@@ -105,4 +113,5 @@ def dead_letter(record: Record, reason: str) -> Outgoing:
         value_base64=None if value is None else base64.b64encode(value).decode(),
         at=max(0, record.timestamp_ms),
     )
-    return Outgoing(DEAD_LETTERS, record.key or "", letter.to_bytes(), record.timestamp_ms)
+    key = (record.key or "").replace("\0", "")
+    return Outgoing(DEAD_LETTERS, key, letter.to_bytes(), letter.at)

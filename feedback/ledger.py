@@ -186,7 +186,13 @@ def note_pairs(conn: Connection, pairs: Sequence[Pair]) -> None:
     if not pairs:
         return
     rows = [
-        {"response_id": p.response_id, "at": p.at, "text": p.text, "thumb": p.thumb, "verdict": p.verdict}
+        {
+            "response_id": p.response_id,
+            "at": p.at,
+            "text": p.text.replace("\0", " "),  # PostgreSQL stores none in text
+            "thumb": p.thumb,
+            "verdict": p.verdict,
+        }
         for p in pairs
     ]
     statement = insert_into(conn, _PAIRS)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from pydantic import ValidationError
 from sqlalchemy import Connection, Engine
 
 from feedback import ledger, sent
@@ -187,7 +188,12 @@ class _Replay:
                 rebuilt += [] if before is None else [before]
                 settled.append(_as_sent(standing, before))
                 continue
-            experience, value, after = self._settle(joined, standing, before)
+            try:
+                experience, value, after = self._settle(joined, standing, before)
+            except ValidationError:
+                self.found.dead += 1  # set aside, as the worker did
+                settled.append(replace(standing, due_at=None, closed=True))
+                continue
             rebuilt.append(sent.Sent(joined.episode_id, experience.revision, experience.started_at, value))
             settled.append(after)
             if after.withdrawn:

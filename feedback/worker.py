@@ -18,7 +18,7 @@ from feedback.intake import Intake, take_in
 from feedback.judging import REMEMBERED, Judging
 from feedback.monitor import Monitor
 from feedback.outbox import Outbox
-from feedback.schemas import FEEDBACK, INTERACTIONS
+from feedback.schemas import EXPERIENCES, FEEDBACK, INTERACTIONS
 from feedback.store import advance, read_positions, reading
 
 _log = logging.getLogger(__name__)
@@ -147,6 +147,9 @@ class Worker:
         for topic, count in intake.dead_by_topic.items():
             _log.warning("%d records of %s could not be read: dead letters", count, topic)
             monitor.dead_letters.labels(topic=topic).inc(count)
+        if closed.set_aside:
+            _log.warning("%d episodes could not be priced: dead letters", closed.set_aside)
+            monitor.dead_letters.labels(topic=EXPERIENCES).inc(closed.set_aside)
         for topic, count in intake.foreign_by_topic.items():
             monitor.foreign.labels(topic=topic).inc(count)
         for each in closed.experiences:

@@ -67,6 +67,17 @@ def test_endless_text_is_cut_to_its_beginning() -> None:
     assert experience.turns[0].turn.raw_text == "x" * TEXT_CHARACTERS
 
 
+@pytest.mark.parametrize("turns", [400, 3_000])
+def test_a_conversation_without_end_still_leaves(turns: int) -> None:
+    """Even the first 2,000 characters of each of its turns are too many: a value that does not fit would block the outbox."""
+    many = tuple(turn("x" * 3_000, flaw="made up") for _ in range(turns))
+    for value in (fit_interaction(interaction(0, turns=many)), fit_experience(episode(*many))):
+        assert len(value) <= MAX_VALUE_BYTES
+    sent = Experience.from_bytes(fit_experience(episode(*many)))
+    assert (OVERSIZED in sent.flags, sent.trainable) == (True, False)
+    assert len(sent.turns) == (turns if turns == 400 else 0)
+
+
 def test_half_a_correction_is_left_out() -> None:
     """Cut to its beginning it would be learned as what should have been said."""
     words = "x" * 3_000_000

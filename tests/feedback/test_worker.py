@@ -240,6 +240,9 @@ POISON: list[bytes | None] = [
     interaction(0).to_bytes().replace(b'"latency_ms":100.0', b'"latency_ms":NaN'),
     b"[" * 100_000,
     b'{"kind": "nothing"}',
+    interaction(0, episode="ep_1\0").to_bytes(),
+    interaction(0, response_id="r\0").to_bytes(),
+    rating(True, id="fb\0").to_bytes(),
 ]
 
 
@@ -263,6 +266,39 @@ def test_a_poison_record_is_a_dead_letter_and_its_neighbours_are_processed(
     life.restart()
     life.settle()
     assert len(life.bus.read(DEAD_LETTERS)) == 2
+
+
+def test_a_nul_in_what_is_said_and_in_a_key_stops_nobody(life: Life) -> None:
+    life.bus.append(INTERACTIONS, "k\0", b"{", timestamp_ms=1_000)
+    life.send(interaction(0), 1_000)
+    life.send(interaction(1, user_text="Thanks!\0"), 2_000)
+    life.send(rating(True), 3_000)
+    life.settle(CLOSED)
+    [experience] = life.experiences()
+    assert experience.user_texts[1] == "Thanks!\0"
+    assert len(life.bus.read(DEAD_LETTERS)) == 1
+
+
+def test_a_record_without_a_time_is_as_old_as_can_be(life: Life) -> None:
+    life.send(interaction(0), -1)
+    life.send(episode_end(0), -1)
+    life.settle(CLOSED)
+    [experience] = life.experiences()
+    assert experience.closed_at == 0
+
+
+def test_an_episode_that_has_no_price_is_set_aside_and_its_neighbours_are_priced(life: Life) -> None:
+    """Each record can be read; the mean of their latencies is not a number."""
+    for number in range(2):
+        life.send(interaction(number, latency_ms=1.7e308), 1_000)
+    life.send(interaction(0, episode="ep_2"), 1_000)
+    life.settle(CLOSED)
+    assert [each.episode_id for each in life.experiences()] == ["ep_2"]
+    [letter] = [DeadLetter.from_bytes(record.value) for record in life.bus.read(DEAD_LETTERS)]
+    assert letter.reason.startswith("ep_1: ")
+    life.restart()
+    life.settle(2 * CLOSED)
+    assert len(life.bus.read(DEAD_LETTERS)) == 1
 
 
 def test_another_agents_records_are_left_alone(life: Life) -> None:
