@@ -8,13 +8,17 @@ import socket
 import struct
 import subprocess
 import sys
+import time
 import uuid
 from base64 import urlsafe_b64encode
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 _TEMPLATE = Path(__file__).parent / "kafka" / "server.properties"
 _API_VERSIONS, _CORRELATION = 18, 7
+_START_S = 60.0
 
 
 class KafkaNodeError(RuntimeError):
@@ -56,6 +60,24 @@ def prepare_node(folder: Path, *, port: int, controller_port: int, host: str = "
     )
 
 
+@contextmanager
+def own_node(folder: Path) -> Iterator[str]:
+    """host:port of a broker that holds nothing yet, for as long as the block. Raises KafkaNodeError."""
+    node = prepare_node(folder, port=_free_port(), controller_port=_free_port())
+    with (folder / "log").open("ab") as log:
+        process = subprocess.Popen(node.command, stdout=log, stderr=log)
+    try:
+        deadline = time.monotonic() + _START_S
+        while not is_answering(node.bootstrap):
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise KafkaNodeError(f"Kafka did not start; see {folder / 'log'}")
+            time.sleep(0.2)
+        yield node.bootstrap
+    finally:
+        process.terminate()
+        process.wait(timeout=30)
+
+
 def is_answering(bootstrap: str, *, timeout_s: float = 1.0) -> bool:
     """Whether a Kafka broker replies to an ApiVersions request there (an open port alone is not a broker)."""
     host, _, port = bootstrap.rpartition(":")
@@ -67,6 +89,12 @@ def is_answering(bootstrap: str, *, timeout_s: float = 1.0) -> bool:
     except OSError:
         return False
     return len(reply) == 8 and int.from_bytes(reply[4:], "big") == _CORRELATION
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def _format(folder: Path, properties: Path) -> None:

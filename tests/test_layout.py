@@ -19,7 +19,7 @@ MAY_IMPORT = {
     "deploy": set(PACKAGES),
 }
 OWNERS = {
-    "kafka": ("feedback/kafka.py", "feedback/kafka_reader.py"),
+    "kafka": ("feedback/kafka.py", "feedback/kafka_reader.py", "deploy/bare_loop.py"),
     "mlflow": ("online_trainer/registry.py", "serving/adapters.py"),
     "supervisor": ("deploy/supervision.py",),
     "fastapi": ("serving/", "deploy/api.py"),

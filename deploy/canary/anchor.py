@@ -41,12 +41,11 @@ def took_person(
     """
     if not 0.0 < holdout < 1.0:
         return anchor
-    counted = counts * (share < 1.0)
     propensity = live_propensity(holdout, share)
     return Anchor(
         anchor.reign,
-        worse=anchor.worse.update(outcome, live, propensity=propensity, counts=counted),
-        better=anchor.better.update(outcome, live, propensity=propensity, counts=counted),
+        worse=anchor.worse.update(outcome, live, propensity=propensity, counts=counts),
+        better=anchor.better.update(outcome, live, propensity=propensity, counts=counts),
     )
 
 

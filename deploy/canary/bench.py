@@ -104,8 +104,8 @@ def measure(desk: Settings, *, runs: int, seed: int = 11) -> Iterator[tuple[str,
         crept = creep(
             settings, lines=lines, candidates=CANDIDATES, episodes=CREEP_EPISODES, people=people, seed=seed
         )
-        for figure, read in _CREEP.items():
-            yield f"canary.{name}{figure}", read(crept)
+        for figure, read_off in _CREEP.items():
+            yield f"canary.{name}{figure}", read_off(crept)
     yield "canary.share_error", share_error(users=1000)
     yield "canary.salt_correlation", salt_correlation(units=1_000_000)
 

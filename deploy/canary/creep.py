@@ -6,6 +6,7 @@ is one candidate; time stands still for a line whose canary has ended, which can
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -151,4 +152,5 @@ def _renewed(process: TwoArm, fresh: TwoArm, where: NDArray[np.bool_]) -> TwoArm
     """Everything it has counted starts again in these lines."""
     now, new = vars(process), vars(fresh)
     counted = now.keys() - {"side", "margin", "burn_in"}
-    return replace(process, **{name: np.where(where, new[name], now[name]) for name in counted})
+    renewed: dict[str, Any] = {name: np.where(where, new[name], now[name]) for name in counted}
+    return replace(process, **renewed)
