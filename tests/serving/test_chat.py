@@ -1,6 +1,8 @@
 """The chat route over real HTTP: shapes, streaming, tools, exact recording."""
 
+import re
 from collections.abc import AsyncIterator
+from itertools import pairwise
 from pathlib import Path
 
 from openai import AsyncOpenAI
@@ -8,6 +10,7 @@ from openai import AsyncOpenAI
 from feedback.schemas import Status
 from serving.stub_engine import Reply
 from tests.serving.harness import AGENT, BASE, bearer, content, events, scripted, world
+from tests.serving.tiny import tiny_tokenizer
 
 TOOLS = scripted(
     {
@@ -104,6 +107,37 @@ async def test_extends_the_ids_of_a_history_that_is_sent_back(tmp_path: Path) ->
         before = one.turns[-1].prompt_ids + one.turns[-1].token_ids
         assert two.turns[0].prompt_ids[: len(before)] == before
         assert two.flags == () and two.index == 1 and two.parent_response_id == first["id"]
+
+
+async def test_sampled_ids_are_used_as_they_are_where_their_text_would_be_encoded_otherwise(
+    tmp_path: Path,
+) -> None:
+    tokenizer = tiny_tokenizer()
+
+    def spelled(text: str) -> Reply:
+        """Letter by letter between the control tokens, as a model may sample it."""
+        parts = re.split(r"(<[^>]*>)", text + "<|im_end|>")
+        letters = [[part] if part.startswith("<") else list(part) for part in parts]
+        return Reply(ids=tuple(tokenizer.token_to_id(piece) for part in letters for piece in part), chunk=2)
+
+    script = scripted(
+        {"Hi": [spelled("<tool_call>flights(thinner)</tool_call>"), spelled("the")], "More": "Yes."}
+    )
+    async with world(tmp_path, script=script) as here:
+        first = await here.answer("Hi")
+        assert first["choices"][0]["message"]["content"] == "the" and len(tokenizer.encode("the").ids) == 1
+        history = [
+            {"role": "user", "content": "Hi"},
+            first["choices"][0]["message"],
+            {"role": "user", "content": "More"},
+        ]
+        await here.answer(history)
+        one, two = await here.interactions(2)
+        assert len(one.turns[1].token_ids) == 4
+        for before, after in pairwise([*one.turns, *two.turns]):
+            ids = before.prompt_ids + before.token_ids
+            assert after.prompt_ids[: len(ids)] == ids
+        assert list(two.turns[0].prompt_ids) == here.stub.seen[-1].prompt
 
 
 async def test_the_official_client_works_with_and_without_streaming(tmp_path: Path) -> None:
