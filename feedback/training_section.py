@@ -21,6 +21,10 @@ class TurnCreditSettings(TrainingPart):
     lam: float = Field(
         default=0.9, ge=0, le=1, description="GAE lambda of the actor once the critic is trusted"
     )
+    adv_norm: Literal["std", "mean_std"] = Field(
+        default="std",
+        description="std divides by the running scale; mean_std also subtracts the batch's mean, which hides a worse batch",
+    )
     adv_clip: float = Field(
         default=3.0, gt=0, description="advantages are clipped to +- this many running stds"
     )
@@ -28,8 +32,15 @@ class TurnCreditSettings(TrainingPart):
 
 
 class Ppo(TrainingPart):
-    """Token-level decoupled PPO with dual clip."""
+    """Decoupled PPO with dual clip. `turn_geo` clips each turn's geometric mean ratio instead of each token's."""
 
+    ratio_level: Literal["token", "turn_geo"] = "token"
+    turn_clip_low: float = Field(default=3e-3, gt=0, lt=1, description="in place of clip_low for turn_geo")
+    turn_clip_high: float = Field(default=4e-3, gt=0, description="in place of clip_high for turn_geo")
+    entropy: float = Field(default=0.0, ge=0, description="coefficient of the entropy bonus")
+    entropy_decay: float = Field(
+        default=1.0, gt=0, le=1, description="factor of the coefficient per accepted update"
+    )
     clip_low: float = Field(default=0.2, gt=0, lt=1)
     clip_high: float = Field(default=0.2, gt=0)
     dual_clip: float = Field(default=3.0, gt=1)
@@ -66,6 +77,16 @@ class Trust(TrainingPart):
     ess_min: float = Field(default=0.5, gt=0, le=1)
     clip_fraction_stop: float = Field(default=0.2, gt=0, le=1)
     backtrack: tuple[float, ...] = (1.0, 0.5, 0.25)
+    gold_drop: float | None = Field(
+        default=None,
+        ge=0,
+        description="refuse when the gold judge surely likes the new policy less by this many stds; null measures only",
+    )
+    probe_drop: float | None = Field(
+        default=None,
+        ge=0,
+        description="refuse when perplexity on the probe surely rose by more than this share; null measures only",
+    )
     refusals_pause: int = Field(default=6, ge=1)
     pause_retry_s: float = Field(default=1800, ge=0)
 

@@ -14,7 +14,7 @@ import torch
 from feedback.agent_file import Weights
 from feedback.training_section import CriticSettings, Training
 from online_trainer.baseline import Baseline, Explained, choose_baseline, held_out_explained
-from online_trainer.credit.scale import RunningScale, scaled
+from online_trainer.credit.scale import RunningScale, centred, scaled
 from online_trainer.critics.value import Critic
 from online_trainer.lessons import Lesson, Replay
 from online_trainer.returns import Returns, before_outcome, farms, padded, potential_of, reward_of
@@ -104,9 +104,12 @@ def assign(
     )
     rule = rule_for(training, lam=baseline.lam, compared=compared, work_EH=work_EH, mask_EH=mask_EH)
     estimate = rule(reward_EH, value_EH, mask_EH=mask_EH, bootstrap_E=torch.zeros(len(batch)))
-    signal_E = (estimate.advantage_EH != 0).any(dim=1)
-    scale = scale.after(estimate.advantage_EH[signal_E][mask_EH[signal_E]])
-    advantage_EH = scaled(estimate.advantage_EH, scale, clip=training.turn.adv_clip)
+    raw_EH = estimate.advantage_EH
+    if training.turn.adv_norm == "mean_std":
+        raw_EH = centred(raw_EH)
+    signal_E = (raw_EH != 0).any(dim=1)
+    scale = scale.after(raw_EH[signal_E][mask_EH[signal_E]])
+    advantage_EH = scaled(raw_EH, scale, clip=training.turn.adv_clip)
     return Assigned(
         advantage=_by_episode(batch, advantage_EH),
         reward={lesson.episode_id: turns for lesson, turns in zip(batch, priced, strict=True)},

@@ -83,6 +83,23 @@ def turn_ratio(logprob_N: Tensor, old_N: Tensor, turn_N: Tensor, *, turns: int) 
     return (sum_M / count_M).exp()
 
 
+def turn_level(logprob_N: Tensor, old_N: Tensor, turn_N: Tensor, *, turns: int) -> Tensor:
+    """log-probabilities whose ratio to `old` is their turn's geometric mean: what `ratio_level: turn_geo` puts in the loss.
+
+    Summed over a turn's tokens the gradient is that of its length times the turn's ratio, as with token ratios (GSPO-token).
+    """
+    return old_N + turn_ratio(logprob_N, old_N, turn_N, turns=turns).log()[turn_N]
+
+
+def entropy_bonus(
+    logp_NV: Tensor, old_N: Tensor, mu_N: Tensor, mask_N: Tensor, *, tis_cap: float, total: float
+) -> Tensor:
+    """sum_i m_i w_i H(pi(. | i)) / total, with H exact over the vocabulary and w as in the policy's loss."""
+    old, mu = blank(old_N, mask_N), blank(mu_N, mask_N)
+    entropy_N = -(logp_NV.exp() * logp_NV).nansum(dim=-1)
+    return token_sum(entropy_N, truncated_weight(old, mu, cap=tis_cap), mask_N, total=total)
+
+
 def interpolated_old(mu_BT: Tensor, logprob_BT: Tensor, *, share: float) -> Tensor:
     """A-3PO's stand-in for log pi_old: log mu + share (log pi - log mu), detached; saves the extra forward pass."""
     return (mu_BT + share * (logprob_BT - mu_BT)).detach()

@@ -1,12 +1,14 @@
 """How large an advantage usually is: a running root mean square over turns. N turns.
 
-Invariant: nothing is subtracted, so a batch that got worse looks worse; and nothing is divided by the spread of one
+Invariant: unless `centred` is asked for nothing is subtracted, so a batch that got worse looks worse; and nothing is divided by the spread of one
 small batch, so identical rewards stay finite.
 """
 
 from dataclasses import dataclass
 
 from torch import Tensor
+
+from online_trainer.ppo import blank
 
 DECAY = 0.9
 FLOOR = 0.05
@@ -32,6 +34,13 @@ class RunningScale:
         if not square < float("inf"):
             return self
         return RunningScale(DECAY * self.square_sum + square, DECAY * self.count + advantage_N.numel())
+
+
+def centred(advantage_EH: Tensor) -> Tensor:
+    """Less the mean over turns that have a credit; a turn without one keeps 0."""
+    credited_EH = advantage_EH != 0
+    mean = advantage_EH.sum() / credited_EH.sum().clamp(min=1)
+    return blank(advantage_EH - mean, credited_EH)
 
 
 def scaled(advantage_N: Tensor, scale: RunningScale, *, clip: float) -> Tensor:

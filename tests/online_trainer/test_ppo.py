@@ -105,6 +105,34 @@ def test_t14_turn_ratio_does_not_grow_with_length() -> None:
     assert products == pytest.approx([1.349858808, 2.593742, 13780.612], rel=1e-6)
 
 
+def test_turn_ratios_in_the_loss_have_the_gradient_of_their_turn() -> None:
+    """T14's turn of three and one of one token: each token's gradient is its turn's ratio; the clip takes whole turns."""
+    new, turn = f64(0.1, -0.1, 0.3, 0.05).requires_grad_(), torch.tensor([0, 0, 0, 1])
+    old, mask = f64(0.0, 0.0, 0.0, 0.0), torch.ones(4, dtype=torch.bool)
+    level = ppo.turn_level(new, old, turn, turns=2)
+    assert level.tolist() == pytest.approx([0.1, 0.1, 0.1, 0.05])
+    loss = ppo.policy_loss(level, old, old, torch.ones(4), mask, tis_cap=2.0, total=1.0, **CLIPS)
+    loss.backward()
+    assert new.grad.tolist() == pytest.approx([-1.105170918] * 3 + [-math.exp(0.05)], abs=1e-9)
+    clipped = new.detach().clone().requires_grad_()
+    tight = {**CLIPS, "clip_high": 0.06}
+    level = ppo.turn_level(clipped, old, turn, turns=2)
+    ppo.policy_loss(level, old, old, torch.ones(4), mask, tis_cap=2.0, total=1.0, **tight).backward()
+    assert clipped.grad.tolist() == pytest.approx([0.0] * 3 + [-math.exp(0.05)], abs=1e-9)
+
+
+def test_entropy_bonus_worked_by_hand() -> None:
+    logits = torch.log(torch.tensor([[0.5, 0.25, 0.25], [1 / 3, 1 / 3, 1 / 3], [0.9, 0.1, 0.0]]))
+    logits = logits.double().requires_grad_()
+    old, mu = f64(-1.0, -1.0, math.nan), f64(-1.0, -1.0 - math.log(4.0), 0.0)
+    mask = torch.tensor([True, True, False])
+    got = ppo.entropy_bonus(logits, old, mu, mask, tis_cap=2.0, total=2.0)
+    half = 1.5 * math.log(2.0)
+    assert float(got.detach()) == pytest.approx((half + 2.0 * math.log(3.0)) / 2, abs=1e-6)
+    got.backward()
+    assert bool(torch.isfinite(logits.grad[:2]).all())
+
+
 def test_i1_no_move_is_exactly_no_ratio_and_no_kl() -> None:
     at = torch.randn(50, generator=torch.Generator().manual_seed(0)) * 3
     assert bool((ppo.log_ratio(at, at).exp() == 1.0).all())

@@ -101,6 +101,19 @@ def test_the_weights_and_the_baseline_worked_by_hand(agent: AgentFile) -> None:
     assert less.advantage["ep_000003"][0] * less.scale.value == pytest.approx(1.55 * 1.98, rel=5e-3)
 
 
+def test_a_success_rate_counts_episodes_and_not_turns(agent: AgentFile) -> None:
+    """Three short successes and a long failure: p = .75, a success weighs 1.000211 (by turns p would be .375)."""
+    others = [item(n, EASY, 1.0, turns=1) for n in (20, 21, 22)] + [item(23, EASY, -1.0, turns=5)]
+    training = training_of(agent, credit="proxmo")
+    near = training.model_copy(update={"proxmo": training.proxmo.model_copy(update={"psa_tau": 1e3})})
+    batch = [item(1, EASY, 1.0, turns=1)]
+    replay = replay_of([*others, *batch])
+    known = known_returns(replay, weights=Weights(), training=near)
+    compared = compare([Lesson.of(batch[0][0])], replay, known, training=near)
+    assert compared is not None
+    assert float(compared.weight_E) == pytest.approx(1.000211, abs=5e-5)
+
+
 @pytest.mark.parametrize("credit", RULES)
 def test_an_episode_never_meets_itself(agent: AgentFile, credit: str) -> None:
     """Its own outcome moves no baseline of its own, and alone in the replay it has none."""
@@ -152,6 +165,17 @@ def test_the_weak_critic_may_fall_back_on_like_states(agent: AgentFile) -> None:
     near = credited(batch, OTHERS, training_of(agent, critic=critic))
     assert index.advantage["ep_000001"] == pytest.approx(index.advantage["ep_000003"])
     assert abs(near.advantage["ep_000001"][0]) < 0.1 < near.advantage["ep_000003"][0]
+
+
+def test_centring_takes_the_batchs_mean_off_and_leaves_the_silent_alone(agent: AgentFile) -> None:
+    turn = agent.training.turn.model_copy(update={"adv_norm": "mean_std"})
+    batch = [item(1, EASY, 1.0), item(2, EASY, 1.0), item(3, EASY, -1.0), item(4, EASY, None)]
+    plain = credited(batch, OTHERS, agent.training)
+    found = credited(batch, OTHERS, training_of(agent, turn=turn))
+    values = [value for turns in found.advantage.values() for value in turns]
+    assert sum(values) == pytest.approx(0.0, abs=1e-5)
+    assert abs(sum(value for turns in plain.advantage.values() for value in turns)) > 0.5
+    assert found.advantage["ep_000004"] == (0.0, 0.0)
 
 
 def with_gains(number: int, gains: list[float], outcome: float | None) -> Experience:

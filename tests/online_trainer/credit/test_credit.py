@@ -1,4 +1,4 @@
-"""T1, T2, T7, T12 and T16 of algorithms.md; invariants I3, I5; cases 24, 41 and 43."""
+"""T1, T2, T3 (whitening), T7, T12 and T16 of algorithms.md; invariants I3, I5; cases 24, 41 and 43."""
 
 import math
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from online_trainer.credit import groups
 from online_trainer.credit.gae import Gae, gae, gae_episode
 from online_trainer.credit.monte_carlo import MonteCarlo, returns
-from online_trainer.credit.scale import FLOOR, RunningScale, scaled
+from online_trainer.credit.scale import FLOOR, RunningScale, centred, scaled
 from online_trainer.credit.tokens import spread
 
 REWARD = torch.tensor([0.1, -0.2, 1.0], dtype=torch.float64)
@@ -176,6 +176,16 @@ def test_scale_is_the_root_mean_square_over_turns_and_subtracts_nothing() -> Non
     assert scaled(torch.tensor([2.5, -1.25, 50.0, -50.0]), scale, clip=3.0).tolist() == [1.0, -0.5, 3.0, -3.0]
     worse = scaled(torch.full((4,), -2.5), scale, clip=3.0)
     assert float(worse.mean()) == -1.0
+
+
+def test_t3_whitening_is_by_the_population() -> None:
+    """[1, 2, 3]: +-1.2247449; a turn without a credit takes no part and keeps none."""
+    whole = centred(torch.tensor([[1.0, 2.0, 3.0]]))
+    scale = RunningScale().after(whole[0])
+    assert scaled(whole[0], scale, clip=3.0).tolist() == pytest.approx([-1.2247449, 0.0, 1.2247449], abs=1e-6)
+    padded_out = centred(torch.tensor([[1.0, 0.0, 3.0], [0.0, 0.0, 0.0]]))
+    assert padded_out.tolist() == [[-1.0, 0.0, 1.0], [0.0, 0.0, 0.0]]
+    assert centred(torch.zeros(1, 2)).tolist() == [[0.0, 0.0]]
 
 
 def test_scale_weighs_turns_and_forgets_old_batches() -> None:
