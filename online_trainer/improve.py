@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 
@@ -16,7 +17,9 @@ from online_trainer import account
 from online_trainer.assign import Assigned
 from online_trainer.batch import Batch, NothingToTrain, build, mark
 from online_trainer.features import Survey
-from online_trainer.publish import gate, write_candidate
+from online_trainer.judge import Judgement
+from online_trainer.measured_gates import Change, probe_change, probe_fault
+from online_trainer.publish import gate, read_probe, write_candidate
 from online_trainer.step import Step, update
 from online_trainer.take import Taken
 from online_trainer.trainer import Trainer
@@ -34,9 +37,10 @@ class Made:
     unused: Mapping[tuple[str, int], str]
     digest: str | None
     folder: str
+    measures: Mapping[str, float] = field(default_factory=dict)
 
 
-def improve(trainer: Trainer, taken: Taken, seen: Survey, assigned: Assigned) -> Made:
+def improve(trainer: Trainer, taken: Taken, seen: Survey, judgement: Judgement, assigned: Assigned) -> Made:
     """Update the policy, keep what the trust region allows, and refuse what the publish gate would."""
     silent = {
         (e.episode_id, number): "no_signal"
@@ -47,7 +51,7 @@ def improve(trainer: Trainer, taken: Taken, seen: Survey, assigned: Assigned) ->
     try:
         batch = build(mark(taken.rows, silent))
         log.info("batch: %d of %d ids are trained, %d rows", batch.tokens, batch.total_ids, len(batch.rows))
-        step = _step(trainer, taken, batch, seen, assigned)
+        step = _step(trainer, taken, batch, seen, judgement, assigned)
     except NothingToTrain as error:
         return Made(Decision.REFUSED, (f"nothing_to_train: {error}",), None, silent, None, "")
     unused = {**silent, **dict.fromkeys(step.dropped, "abandoned")}
@@ -58,7 +62,10 @@ def improve(trainer: Trainer, taken: Taken, seen: Survey, assigned: Assigned) ->
     return _through_the_gate(trainer, taken, step, unused)
 
 
-def _step(trainer: Trainer, taken: Taken, batch: Batch, seen: Survey, assigned: Assigned) -> Step:
+def _step(
+    trainer: Trainer, taken: Taken, batch: Batch, seen: Survey, judgement: Judgement, assigned: Assigned
+) -> Step:
+    settings = trainer.parts.agent.training.ppo
     raters = {e.episode_id: e.rater for e in taken.experiences}
     return update(
         trainer.policy,
@@ -72,6 +79,8 @@ def _step(trainer: Trainer, taken: Taken, batch: Batch, seen: Survey, assigned: 
         beta=trainer.progress.beta.beta,
         norms=trainer.progress.norms,
         generator=trainer.generator(3),
+        entropy=settings.entropy * settings.entropy_decay**trainer.progress.accepted,
+        opinions=judgement.opinions(batch.turns),
     )
 
 
@@ -88,8 +97,22 @@ def _through_the_gate(
     folder = parts.adapters / name
     digest = write_candidate(trainer.policy, folder, probe=parts.probe, base_version=parts.agent.base_version)
     parent = parts.adapters / progress.head_folder if progress.head_folder else None
-    if reasons := gate(folder, parts.expected, parent=parent):
+    probed = _probed(trainer, folder, parent, step)
+    fault = probe_fault(probed, drop=parts.agent.training.trust.probe_drop)
+    measures = {"probe/change": probed.mean, "probe/upper": probed.upper} if probed.count else {}
+    if reasons := (*gate(folder, parts.expected, parent=parent), *fault):
         step.before.restore(trainer.policy, trainer.optimizer)
-        return Made(Decision.REFUSED, reasons, step, unused, None, "")
+        return Made(Decision.REFUSED, reasons, step, unused, None, "", measures)
     parts.boundary("after adapter")
-    return Made(step.outcome.decision, step.outcome.reasons, step, unused, digest, name)
+    return Made(step.outcome.decision, step.outcome.reasons, step, unused, digest, name, measures)
+
+
+def _probed(trainer: Trainer, folder: Path, parent: Path | None, step: Step) -> Change:
+    """New - old on the fixed probe. The old figures lie beside the parent; without one they are made where they decide."""
+    parts = trainer.parts
+    old = None if parent is None else read_probe(parent, parts.probe)
+    if old is None and parts.agent.training.trust.probe_drop is not None:
+        with trainer.policy.under(step.before.weights):
+            old = [trainer.policy.score(ids) for ids in parts.probe]
+    new = read_probe(folder, parts.probe)
+    return Change() if old is None or new is None else probe_change(new, old)

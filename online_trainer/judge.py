@@ -5,6 +5,7 @@ Invariant: nothing is priced unless the trial passes; a rated answer keeps its r
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -12,6 +13,7 @@ import torch
 
 from feedback.training_section import RewardModelSettings
 from online_trainer.lessons import Lesson, Replay
+from online_trainer.measured_gates import Opinions
 from online_trainer.reward_model import Centre, Labels, Pairs, RewardModel, Trial, price
 
 BATCH = 128
@@ -28,6 +30,18 @@ class Judgement:
     rho: Mapping[str, Mapping[int, float]]
     centre: Centre
     bias: Mapping[str, float] = field(default_factory=dict)
+    views: Mapping[tuple[str, int], tuple[float, float]] = field(default_factory=dict)
+    """What the gold member and the others think of answers whose raters the gold member never heard, by episode and turn."""
+
+    def opinions(self, turns: Sequence[tuple[str, int]]) -> Opinions | None:
+        """Of these turns, for the gold gate; None while the gold member knows too little."""
+        if not self.views:
+            return None
+        nothing = (math.nan, math.nan)
+        view_M2 = torch.tensor([self.views.get(turn, nothing) for turn in turns], dtype=torch.float64)
+        place = {name: number for number, name in enumerate(dict.fromkeys(episode for episode, _ in turns))}
+        episode_M = torch.tensor([place[episode] for episode, _ in turns])
+        return Opinions(view_M2[:, 0], view_M2[:, 1], episode_M)
 
     def measures(self) -> dict[str, float]:
         priced = [value for turns in self.rho.values() for value in turns.values()]
@@ -36,6 +50,7 @@ class Judgement:
             "reward_model/labels": float(self.trial.labels),
             "reward_model/pairs": float(self.trial.pairs),
             "reward_model/pair_agreement": self.trial.pair_agreement,
+            "reward_model/gold_agreement": self.trial.gold_agreement,
             "reward_model/passed": float(self.passed),
             "reward_model/priced": float(len(priced)),
             "reward_model/mean": sum(priced) / len(priced) if priced else 0.0,
@@ -56,7 +71,12 @@ def train_judge(
         model.learn_pairs(pairs.taken(_drawn(len(pairs), generator)))
     thumbs = _labels(replay, thumbs_only=True)
     trial = model.trial(thumbs) if len(thumbs) else Trial(0.5, 0, 1.0)
-    return model, replace(trial, pairs=len(pairs), pair_agreement=model.pair_trial(pairs))
+    return model, replace(
+        trial,
+        pairs=len(pairs),
+        pair_agreement=model.pair_trial(pairs),
+        gold_agreement=model.gold_trial(thumbs) if len(thumbs) else 0.5,
+    )
 
 
 def _steps(count: int) -> int:

@@ -5,7 +5,6 @@ Invariant: none of it depends on the policy's own weights, only on the frozen re
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -16,7 +15,7 @@ from online_trainer.corrections import better_answers
 from online_trainer.features import Survey, survey, widths
 from online_trainer.judge import Judgement, judge, train_judge
 from online_trainer.returns import Returns, known_returns
-from online_trainer.reward_model import RewardModel
+from online_trainer.reward_model import GOLD, RewardModel, seat_of
 from online_trainer.take import Taken
 from online_trainer.trainer import Trainer
 
@@ -48,24 +47,35 @@ def reward(trainer: Trainer, taken: Taken) -> Judgement:
     model, trial = train_judge(trainer.replay, features=width, settings=settings, seed=seed)
     lessons = [trainer.replay.lessons[e.episode_id] for e in taken.experiences]
     made = judge(model, trial, trainer.replay, lessons, centre=trainer.progress.centre, settings=settings)
-    return replace(made, bias=_bias(trainer, taken, model))
+    return _with_views(made, trainer, taken, model)
 
 
-def _bias(trainer: Trainer, taken: Taken, model: RewardModel) -> Mapping[str, float]:
-    """What the new model makes of the batch's answers because of their length or their flattery."""
+def _with_views(made: Judgement, trainer: Trainer, taken: Taken, model: RewardModel) -> Judgement:
+    """What the new model makes of the batch's answers: because of their length or flattery, and as a gold judge."""
     answers = [
         (e, at) for e in taken.experiences for at, priced in enumerate(e.turns) if priced.ends_interaction
     ]
     if not answers:
-        return {}
-    answer_NG = torch.stack([trainer.replay.features[e.episode_id].answer_TG[at] for e, at in answers])
+        return made
+    settings, replay = trainer.parts.agent.training.reward_model, trainer.replay
+    answer_NG = torch.stack([replay.features[e.episode_id].answer_TG[at] for e, at in answers]).float()
     turns = [e.turns[at].turn for e, at in answers]
-    return biases(
-        model.scores(answer_NG.float()).mean(0),
+    score_N = model.scores(answer_NG).mean(0)
+    bias = biases(
+        score_N,
         [len(turn.token_ids) for turn in turns],
         [turn.shown_text for turn in turns],
-        [e.thumb if at == trainer.replay.lessons[e.episode_id].outcome_turn else None for e, at in answers],
+        [e.thumb if at == replay.lessons[e.episode_id].outcome_turn else None for e, at in answers],
     )
+    if not made.trial.trusts_gold(settings):
+        return replace(made, bias=bias)
+    pairs = zip(model.gold(answer_NG).tolist(), score_N.tolist(), strict=True)
+    views = {
+        (e.episode_id, at): view
+        for (e, at), view in zip(answers, pairs, strict=True)
+        if seat_of(e.rater, members=settings.members, gold_share=settings.holdout_raters) != GOLD
+    }
+    return replace(made, bias=bias, views=views)
 
 
 def value(trainer: Trainer) -> Returns | None:

@@ -55,6 +55,16 @@ def _probe(
     }
 
 
+def read_probe(folder: Path, prompts: Sequence[Sequence[int]]) -> list[list[float]] | None:
+    """A written adapter's log-probs on these prompts; None when it is gone or was probed with others."""
+    try:
+        found = json.loads((folder / PROBE).read_text())
+    except FileNotFoundError:
+        return None
+    same = found["prompts"] == [list(ids) for ids in prompts]
+    return [[float(value) for value in row] for row in found["logprobs"]] if same else None
+
+
 def tidy(folders: Path, *, keep: Collection[str]) -> None:
     """Remove the adapter folders that nobody waits for: MLflow has their bytes, checkpoints have their weights."""
     for folder in folders.glob("up_*"):

@@ -94,10 +94,15 @@ class Trial:
     temperature: float
     pairs: int = 0
     pair_agreement: float = 0.5
+    gold_agreement: float = 0.5
 
     def passes(self, settings: RewardModelSettings) -> bool:
         """Whether answers nobody rated may be priced."""
         return self.labels >= settings.min_labels and self.agreement >= settings.agreement
+
+    def trusts_gold(self, settings: RewardModelSettings) -> bool:
+        """Whether the gold member knows enough to judge an update."""
+        return self.labels >= settings.min_labels and self.gold_agreement >= settings.agreement
 
 
 class RewardModel:
@@ -162,6 +167,12 @@ class RewardModel:
         score_N = torch.stack([score_KN[seats[i], i] for i in rows])
         up_N = labels.up_N[rows].float()
         return Trial(balanced_agreement(score_N, up_N), len(rows), calibrate(score_N, up_N))
+
+    @torch.no_grad()
+    def gold_trial(self, labels: Labels) -> float:
+        """Agreement of the gold member with raters it never heard: all but the gold ones."""
+        rows = [i for i, seat in enumerate(self._seats(labels.raters)) if seat != GOLD]
+        return balanced_agreement(self.gold(labels.feature_NF[rows]), labels.up_N[rows]) if rows else 0.5
 
     @torch.no_grad()
     def pair_trial(self, pairs: Pairs) -> float:

@@ -71,6 +71,7 @@ def _message(trainer: Trainer, taken: Taken, judgement: Judgement, assigned: Ass
         **(account.step_measures(made.step) if made.step else {}),
         **judgement.measures(),
         **assigned.measures(),
+        **made.measures,
         "lr": progress.rate.rate,
         "beta": progress.beta.beta,
     }

@@ -14,11 +14,12 @@ from typing import Any
 import torch
 
 from feedback.schemas import Decision
-from feedback.training_section import Training
+from feedback.training_section import Ppo, Training
 from online_trainer import ppo
-from online_trainer.batch import Batch, NothingToTrain, Pack, pack, token_positions
+from online_trainer.batch import Batch, NothingToTrain, pack, token_positions
 from online_trainer.caps import influence_factors
 from online_trainer.kl import k2_loss, k3
+from online_trainer.measured_gates import Opinions
 from online_trainer.policy import Policy, State
 from online_trainer.ppo import RatioStatistics, ratio_statistics
 from online_trainer.trust import (
@@ -139,10 +140,13 @@ def update(
     beta: float,
     generator: torch.Generator,
     norms: Sequence[float] = (),
+    entropy: float = 0.0,
+    opinions: Opinions | None = None,
 ) -> Step:
     """Make one update and leave the policy where the trust region allows.
 
-    `raters` names the rater of each row, `norms` are the gradient norms of recent minibatches.
+    `raters` names the rater of each row, `norms` are the gradient norms of recent minibatches, `entropy` is the bonus's
+    coefficient in force, `opinions` are what judges think of the batch's turns.
     """
     budget = training.token_budget
     before = Before.of(policy, optimizer)
@@ -156,7 +160,15 @@ def update(
     for group in optimizer.param_groups:
         group["lr"] = rate
     climb = _climb(
-        policy, optimizer, batch, goal, training=training, beta=beta, norms=norms, generator=generator
+        policy,
+        optimizer,
+        batch,
+        goal,
+        training=training,
+        beta=beta,
+        entropy=entropy,
+        norms=norms,
+        generator=generator,
     )
     after = policy.state()
 
@@ -164,7 +176,7 @@ def update(
 
     def measure_at(scale: float) -> Measures:
         policy.load(after if scale == 1.0 else _between(before.weights, after, scale))
-        return _measure(policy, batch, goal, climb, training=training, limits=limits)
+        return _measure(policy, batch, goal, climb, training=training, limits=limits, opinions=opinions)
 
     outcome = _verdict(climb, measure_at, limits)
     if outcome.decision is Decision.REFUSED:
@@ -217,6 +229,7 @@ def _climb(
     *,
     training: Training,
     beta: float,
+    entropy: float,
     norms: Sequence[float],
     generator: torch.Generator,
 ) -> Climb:
@@ -226,7 +239,7 @@ def _climb(
     limits = Limits.of(training)
     for rows in _minibatches(batch, training, generator):
         optimizer.zero_grad(set_to_none=True)
-        share = backward(policy, batch, goal, rows, training=training, beta=beta)
+        share = backward(policy, batch, goal, rows, training=training, beta=beta, entropy=entropy)
         statistics, loss = statistics.plus(share.statistics), loss + share.loss
         if stopped := should_stop(share.k3_old, share.statistics.clip_fraction, limits=limits):
             return Climb(statistics, tuple(made), loss, steps, stopped)
@@ -262,32 +275,41 @@ class Share:
 
 
 def backward(
-    policy: Policy, batch: Batch, goal: Goal, rows: Sequence[int], *, training: Training, beta: float
+    policy: Policy,
+    batch: Batch,
+    goal: Goal,
+    rows: Sequence[int],
+    *,
+    training: Training,
+    beta: float,
+    entropy: float = 0.0,
 ) -> Share:
     """Gradients of one minibatch; its denominator is the update's tokens over the number of minibatches."""
     settings = training.ppo
     total = max(1.0, float(goal.used_N.sum()) / min(settings.minibatches, len(batch.rows)))
     statistics, loss_sum, moved, weight_sum = RatioStatistics(), 0.0, 0.0, 0.0
+    clips = _clips(settings)
     for part in pack(batch.rows, token_positions, token_budget=training.token_budget, only=rows):
         at = part.index_P
-        new_P = _logprobs(policy, batch, part)
+        logp_PV = policy.log_softmax(policy.hidden(part), batch.temperature_N[at])
+        new_P = logp_PV.gather(1, batch.target_N[at, None])[:, 0]
         old_P, mu_P, used_P = goal.old.logprob_N[at], batch.mu_N[at], goal.used_N[at]
-        clips = {
-            "clip_low": settings.clip_low,
-            "clip_high": settings.clip_high,
-            "dual_clip": settings.dual_clip,
-        }
-        cap = settings.tis_cap
+        ratio_P, cap = new_P, settings.tis_cap
+        if settings.ratio_level == "turn_geo":
+            ratio_P = ppo.turn_level(new_P, old_P, batch.turn_N[at], turns=len(batch.turns))
         loss = ppo.policy_loss(
-            new_P, old_P, mu_P, goal.advantage_N[at], used_P, **clips, tis_cap=cap, total=total
+            ratio_P, old_P, mu_P, goal.advantage_N[at], used_P, **clips, tis_cap=cap, total=total
         )
         if beta > 0:
             pull = k2_loss(new_P, goal.reference.logprob_N[at], old_P, mu_P, used_P, tis_cap=cap, total=total)
             loss = loss + beta * pull
+        if entropy > 0:
+            spread = ppo.entropy_bonus(logp_PV, old_P, mu_P, used_P, tis_cap=cap, total=total)
+            loss = loss - entropy * spread
         loss.backward()  # type: ignore[no-untyped-call]
         loss_sum += float(loss.detach())
         statistics = statistics.plus(
-            ratio_statistics(new_P, old_P, mu_P, goal.advantage_N[at], used_P, **clips, tis_cap=cap)
+            ratio_statistics(ratio_P, old_P, mu_P, goal.advantage_N[at], used_P, **clips, tis_cap=cap)
         )
         weight_P = ppo.truncated_weight(old_P, mu_P, cap=cap)[used_P]
         moved += float((weight_P * k3(old_P, new_P.detach())[used_P]).sum())
@@ -295,12 +317,25 @@ def backward(
     return Share(statistics, loss_sum, moved / weight_sum if weight_sum > 0 else 0.0)
 
 
-def _logprobs(policy: Policy, batch: Batch, part: Pack) -> torch.Tensor:
-    return _picked(policy, policy.hidden(part), batch, part.index_P)
+def _clips(settings: Ppo) -> dict[str, float]:
+    """The clips of the level at which ratios are taken."""
+    of_turns = settings.ratio_level == "turn_geo"
+    return {
+        "clip_low": settings.turn_clip_low if of_turns else settings.clip_low,
+        "clip_high": settings.turn_clip_high if of_turns else settings.clip_high,
+        "dual_clip": settings.dual_clip,
+    }
 
 
 def _measure(
-    policy: Policy, batch: Batch, goal: Goal, climb: Climb, *, training: Training, limits: Limits
+    policy: Policy,
+    batch: Batch,
+    goal: Goal,
+    climb: Climb,
+    *,
+    training: Training,
+    limits: Limits,
+    opinions: Opinions | None,
 ) -> Measures:
     """Measure every other episode, and the rest too where that half is not clear: a pass costs as much as half a step."""
     episodes = sorted({row.episode_id for row in batch.rows})
@@ -310,11 +345,11 @@ def _measure(
         halves[row.episode_id not in first].append(number)
     chunks = _moves(policy, batch, goal, halves[0], training=training)
     if chunks:
-        found = measure(chunks, statistics=climb.statistics, grad_norm=climb.grad_norm)
+        found = measure(chunks, statistics=climb.statistics, grad_norm=climb.grad_norm, opinions=opinions)
         if is_clear(found, limits):
             return found
     chunks += _moves(policy, batch, goal, halves[1], training=training)
-    return measure(chunks, statistics=climb.statistics, grad_norm=climb.grad_norm)
+    return measure(chunks, statistics=climb.statistics, grad_norm=climb.grad_norm, opinions=opinions)
 
 
 def is_clear(measures: Measures, limits: Limits) -> bool:

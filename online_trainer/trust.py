@@ -15,6 +15,7 @@ from torch import Tensor
 from feedback.schemas import Decision
 from feedback.training_section import Staleness, Training
 from online_trainer.kl import k3, kl_of_logprobs, second_moment
+from online_trainer.measured_gates import Change, Opinions, gain
 from online_trainer.ppo import RatioStatistics, effective_share, log_ratio, truncated_weight
 
 SINGLE_USER_FACTOR = 0.5
@@ -24,7 +25,8 @@ GRADIENT_JUMP = 10.0
 
 @dataclass(frozen=True)
 class Measures:
-    """One update, measured. KLs in nats: `turn_kl` summed over a turn, the others per token."""
+    """One update, measured. KLs in nats: `turn_kl` summed over a turn, the others per token. Gains in stds of the
+    judges' scores; of no turns they say nothing."""
 
     k3_old: float
     k3_mu: float
@@ -36,6 +38,10 @@ class Measures:
     clip_fraction: float
     grad_norm: float
     tokens: float
+    gold_gain: float = 0.0
+    gold_upper: float = 0.0
+    gold_turns: float = 0.0
+    judge_gain: float = 0.0
 
     def as_dict(self) -> dict[str, float]:
         """For the Update message and MLflow; only finite values, since a message carries no NaN."""
@@ -55,6 +61,7 @@ class Limits:
     big_move_share: float
     ess: float
     clip_fraction: float
+    gold_drop: float
     scales: tuple[float, ...]
 
     @classmethod
@@ -72,6 +79,7 @@ class Limits:
             big_move_share=trust.big_move_share,
             ess=trust.ess_min,
             clip_fraction=trust.clip_fraction_stop,
+            gold_drop=math.inf if trust.gold_drop is None else trust.gold_drop,
             scales=trust.backtrack,
         )
 
@@ -124,11 +132,18 @@ def _logprobs(logits_NV: Tensor) -> Tensor:
     return torch.log_softmax(logits_NV if logits_NV.dtype == torch.float64 else logits_NV.float(), dim=-1)
 
 
-def measure(chunks: Sequence[Moves], *, statistics: RatioStatistics, grad_norm: float) -> Measures:
+def measure(
+    chunks: Sequence[Moves],
+    *,
+    statistics: RatioStatistics,
+    grad_norm: float,
+    opinions: Opinions | None = None,
+) -> Measures:
     """Put the chunks of an update together. `statistics` and `grad_norm` come from the steps that made it."""
     joined = {f.name: torch.cat([_column(chunk, f.name) for chunk in chunks]) for f in fields(Moves)}
     weight_N, move_N = joined["weight_N"], joined["move_N"]
     weight = weight_N.sum()
+    gold, judged = _gains(opinions, move_N, weight_N, joined["turn_N"])
     return Measures(
         k3_old=float(joined["kl_old_N"].mean()),
         k3_mu=float(joined["k3_mu_N"].mean()),
@@ -140,7 +155,20 @@ def measure(chunks: Sequence[Moves], *, statistics: RatioStatistics, grad_norm: 
         clip_fraction=statistics.clip_fraction,
         grad_norm=grad_norm,
         tokens=float(len(weight_N)),
+        gold_gain=gold.mean,
+        gold_upper=gold.upper,
+        gold_turns=float(gold.count),
+        judge_gain=judged.mean,
     )
+
+
+def _gains(
+    opinions: Opinions | None, move_N: Tensor, weight_N: Tensor, turn_N: Tensor
+) -> tuple[Change, Change]:
+    if opinions is None or not bool(torch.isfinite(move_N).all()):
+        return Change(), Change()
+    moved = {"move_N": move_N, "weight_N": weight_N, "turn_N": turn_N, "episode_M": opinions.episode_M}
+    return gain(opinions.gold_M, **moved), gain(opinions.judge_M, **moved)
 
 
 def _column(chunk: Moves, name: str) -> Tensor:
@@ -163,6 +191,8 @@ def judge(measures: Measures, limits: Limits) -> tuple[str, ...]:
     reasons = [f"{name} {value:.3g} > {limit:.3g}" for name, value, limit in above if value > limit]
     if measures.ess < limits.ess:
         reasons.append(f"ess {measures.ess:.3g} < {limits.ess:.3g}")
+    if measures.gold_upper < -limits.gold_drop:
+        reasons.append(f"gold_upper {measures.gold_upper:.3g} < {-limits.gold_drop:.3g}")
     return tuple(reasons)
 
 

@@ -29,5 +29,5 @@ def run(trainer: Trainer, stopping: threading.Event, *, poll_s: float) -> None:
         judgement = reward(trainer, taken)
         known = value(trainer)
         assigned = credit(trainer, taken, judgement, known)
-        made = improve(trainer, taken, seen, assigned)
+        made = improve(trainer, taken, seen, judgement, assigned)
         settle(trainer, taken, judgement, assigned, made)

@@ -17,6 +17,7 @@ from feedback.agent_file import AgentFile
 from feedback.schemas import Decision
 from feedback.training_section import Training
 from online_trainer.batch import Batch, NothingToTrain, Row, build, lay_out, mark
+from online_trainer.measured_gates import Opinions
 from online_trainer.policy import Policy, state_digest
 from online_trainer.step import Goal, Step, backward, is_clear, look, new_optimizer, update
 from online_trainer.trust import Limits, Measures
@@ -106,6 +107,77 @@ def test_an_update_raises_what_was_praised_and_lowers_what_was_blamed(
     praised_N = signs(batch)[batch.turn_N] > 0
     assert made.outcome.decision is Decision.ACCEPTED
     assert float((new - old)[praised_N].mean()) > 0 > float((new - old)[~praised_N].mean())
+
+
+def with_ppo(training: Training, **changes: Any) -> Training:
+    return training.model_copy(update={"ppo": training.ppo.model_copy(update=changes)})
+
+
+def test_turn_ratios_climb_too_and_start_where_token_ratios_do(agent: AgentFile) -> None:
+    """At theta = old every ratio is 1, so one step is the same."""
+    results = []
+    for level in ("token", "turn_geo"):
+        policy = tiny.new_policy(agent)
+        batch = build(rows_for(policy))
+        training = with_ppo(training_with(agent, **LOOSE), ratio_level=level, minibatches=1)
+        made = step(policy, batch, signs(batch), training)
+        assert made.outcome.decision is Decision.ACCEPTED
+        results.append(policy.state())
+    assert max(float((results[0][name] - results[1][name]).abs().max()) for name in results[0]) < 1e-4
+
+
+def test_an_entropy_bonus_keeps_choices_open(agent: AgentFile) -> None:
+    def entropy_after(coefficient: float) -> float:
+        policy = tiny.new_policy(agent)
+        batch = build(rows_for(policy))
+        here = look(policy, batch, token_budget=4096)
+        goal = Goal(torch.zeros(batch.tokens), torch.ones(batch.tokens, dtype=torch.bool), here, here)
+        optimizer = torch.optim.SGD(policy.parameters, lr=2.0)
+        rows = range(len(batch.rows))
+        backward(policy, batch, goal, rows, training=agent.training, beta=0.0, entropy=coefficient)
+        optimizer.step()
+        after = look(policy, batch, token_budget=4096)
+        with torch.no_grad():
+            logp_NV = policy.log_softmax(after.hidden_ND, batch.temperature_N)
+        return float(-(logp_NV.exp() * logp_NV).sum(-1).mean())
+
+    assert entropy_after(0.1) > entropy_after(0.0) + 1e-4
+
+
+def test_judges_opinions_are_measured_on_the_passes_that_are_made_anyway(
+    policy: Policy, agent: AgentFile
+) -> None:
+    """A judge of the policy's own taste sees a gain, one of the opposite taste a loss; a set limit refuses that one."""
+    batch = build(rows_for(policy, 48))
+    before = state_digest(policy.state())
+    taste_M, episode_M = signs(batch), torch.arange(len(batch.turns)) // 2
+    with policy.under(None):
+        reference = look(policy, batch, token_budget=4096)
+
+    def made(gold_M: torch.Tensor, **trust: Any) -> Step:
+        return update(
+            policy,
+            new_optimizer(policy),
+            batch,
+            advantage_M=taste_M,
+            raters=raters_of(batch),
+            reference_hidden_ND=reference.hidden_ND,
+            training=training_with(agent, **{**LOOSE, **trust}),
+            rate=1e-3,
+            beta=0.0,
+            generator=torch.Generator().manual_seed(1),
+            opinions=Opinions(gold_M, taste_M, episode_M),
+        )
+
+    refused = made(-taste_M, gold_drop=0.0)
+    assert refused.outcome.decision is Decision.REFUSED
+    assert refused.outcome.reasons[0].startswith("gold_upper")
+    assert state_digest(policy.state()) == before
+    kept = made(taste_M, gold_drop=0.0).outcome
+    assert kept.decision is Decision.ACCEPTED
+    assert kept.measures.gold_gain == pytest.approx(kept.measures.judge_gain)
+    assert kept.measures.gold_gain > 0
+    assert kept.measures.gold_turns > 0
 
 
 def test_order_and_cut_of_the_batch_leave_the_update_unchanged(agent: AgentFile) -> None:

@@ -287,6 +287,17 @@ def test_a_correction_is_read_once_and_taught_as_a_pair(trainer: Trainer, bus: M
     assert "reward_model/length_correlation" in credit.measures
 
 
+def test_the_probe_is_compared_with_the_one_beside_the_parent(trainer: Trainer, bus: MemoryBus) -> None:
+    for batch in range(2):
+        feed(trainer, bus, first=100 * batch)
+        work(trainer)
+    (first,) = (update.measures for update in updates(bus))
+    second = trainer.progress.publications[-1].update.measures
+    assert trainer.progress.accepted == 2
+    assert "probe/change" not in first
+    assert 0.0 < abs(second["probe/change"]) < 1.0
+
+
 def test_six_refusals_pause_learning_and_time_re_arms_it(
     tmp_path: Path, tiny_model: Path, bus: MemoryBus, lease: Lease
 ) -> None:
