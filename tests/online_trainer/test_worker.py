@@ -204,7 +204,8 @@ def test_a_rolled_back_line_returns_to_the_champion_bit_for_bit(trainer: Trainer
     assert len(trainer.optimizer.state_dict()["state"]) == moments
     assert trainer.progress.versions[V2].rejected
     assert trainer.progress.accepted == trainer.progress.versions[V1].at_update
-    say(bus, 3, V1, (V1, Verdict.PROMOTED), (V2, Verdict.ROLLED_BACK))  # I14: told again, it does nothing again
+    # I14: told again, it does nothing again
+    say(bus, 3, V1, (V1, Verdict.PROMOTED), (V2, Verdict.ROLLED_BACK))
     work(trainer)
     assert state_digest(trainer.policy.state()) == champion
     assert trainer.progress.accepted == trainer.progress.versions[V1].at_update
