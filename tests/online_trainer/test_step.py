@@ -17,9 +17,12 @@ from feedback.agent_file import AgentFile
 from feedback.schemas import Decision
 from feedback.training_section import Training
 from online_trainer.batch import Batch, NothingToTrain, Row, build, lay_out, mark
+from online_trainer.climb import Goal, backward
+from online_trainer.look import look
 from online_trainer.measured_gates import Opinions
+from online_trainer.movement import is_clear
 from online_trainer.policy import Policy, state_digest
-from online_trainer.step import Goal, Step, backward, is_clear, look, new_optimizer, update
+from online_trainer.step import Step, new_optimizer, update
 from online_trainer.trust import Limits, Measures
 from tests.online_trainer import tiny
 
