@@ -25,11 +25,11 @@ from serving.config import Settings
 from serving.edge import EdgeRules
 from serving.engine import Engine
 from serving.episodes import Episodes
+from serving.feedback.ratings import Ratings
 from serving.gateway import Gateway
 from serving.limits import Pace
 from serving.metrics import Metrics
 from serving.opening import Opener
-from serving.ratings import Ratings
 from serving.recorder import Recorder
 from serving.replica import Replica
 from serving.responses.stored import Responses

@@ -10,9 +10,9 @@ from serving.agent import Agent
 from serving.auth import KeyRing
 from serving.edge import EdgeRules
 from serving.episodes import Episodes
+from serving.feedback.ratings import Ratings
 from serving.metrics import Metrics
 from serving.opening import Opener
-from serving.ratings import Ratings
 from serving.recorder import Recorder
 from serving.responses.stored import Responses
 from serving.splits import News

@@ -6,8 +6,8 @@ from feedback.schemas import Arm
 from serving.auth import Key, KeyRing
 from serving.bodies import ChatRequest
 from serving.errors import ApiError
+from serving.feedback.tokens import PREFIX
 from serving.opening import Caller
-from serving.tokens import PREFIX
 
 _LONGEST = 256
 _ARMS: dict[str, Arm] = {"champion": "champion", "candidate": "candidate", "holdout": "holdout"}

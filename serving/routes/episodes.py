@@ -9,12 +9,12 @@ from feedback.schemas import INTERACTIONS as TOPIC
 from feedback.schemas import EpisodeEnd, Withdrawal
 from serving.auth import Key
 from serving.errors import ApiError, json_response
+from serving.feedback.targets import find_episode
 from serving.gateway import Gateway
 from serving.responses.stored import remove_episode
 from serving.routes.access import require
 from serving.routes.feedback import durable
 from serving.tables import EPISODES, INTERACTIONS
-from serving.targets import find_episode
 
 
 def router(gateway: Gateway) -> APIRouter:

@@ -13,13 +13,13 @@ from feedback.outbox import OutboxFull
 from serving import idempotency
 from serving.auth import Key
 from serving.errors import ApiError, json_response
-from serving.feedback_bodies import Given, read_feedback, read_patch
+from serving.feedback.bodies import Given, read_feedback, read_patch
+from serving.feedback.ratings import Stored
+from serving.feedback.shown import shown_to_browser
+from serving.feedback.targets import find_episode
+from serving.feedback.tokens import redeem
 from serving.gateway import Gateway
-from serving.ratings import Stored
 from serving.routes.access import require, token_of
-from serving.shown import shown_to_browser
-from serving.targets import find_episode
-from serving.tokens import redeem
 
 T = TypeVar("T")
 

@@ -4,7 +4,7 @@ from fastapi import APIRouter, Request, Response
 
 from serving.bodies import read_json, validate
 from serving.errors import json_response
-from serving.feedback_bodies import TensorZeroBody, read_given
+from serving.feedback.bodies import TensorZeroBody, read_given
 from serving.gateway import Gateway
 from serving.routes.access import require
 from serving.routes.feedback import store_one

@@ -7,11 +7,11 @@ from sqlalchemy import Connection
 
 from serving.auth import Key
 from serving.errors import ApiError, json_response
-from serving.feedback_bodies import TokenRequest, read_token_request
+from serving.feedback.bodies import TokenRequest, read_token_request
+from serving.feedback.tokens import Ticket, mint
 from serving.gateway import Gateway
 from serving.routes.access import require
 from serving.routes.feedback import durable
-from serving.tokens import Ticket, mint
 
 
 def router(gateway: Gateway) -> APIRouter:

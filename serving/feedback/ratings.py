@@ -22,12 +22,12 @@ from serving import idempotency
 from serving.auth import Key, person
 from serving.bodies import FeedbackBody
 from serving.errors import ApiError
-from serving.feedback_bodies import Given, GivenPatch
+from serving.feedback.bodies import Given, GivenPatch
+from serving.feedback.said import changed, content_of, metric_of, name_of, pair_of, place
+from serving.feedback.shown import shown
+from serving.feedback.targets import Target, find_episode, find_pair, find_target, replied_at
 from serving.limits import Pace
-from serving.said import changed, content_of, metric_of, name_of, pair_of, place
-from serving.shown import shown
 from serving.tables import RATINGS
-from serving.targets import Target, find_episode, find_pair, find_target, replied_at
 
 _TIDY_MS = 3600_000
 Op = Literal["create", "update", "delete"]

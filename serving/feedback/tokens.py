@@ -12,7 +12,7 @@ from itsdangerous import BadData, URLSafeSerializer
 from serving.auth import Key, KeyRing
 from serving.bodies import FeedbackSource
 from serving.errors import ApiError
-from serving.feedback_bodies import Given
+from serving.feedback.bodies import Given
 
 PREFIX = "fbt_"
 _LONGEST = 2048

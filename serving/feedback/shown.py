@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from serving.targets import Target
+from serving.feedback.targets import Target
 
 _ROW = ("id", "status", "revision", "episode_id", "response_id", "tool_call_id", "name")
 _CONTENT = ("value", "score", "comment", "correction", "comparison", "source", "metadata")

@@ -7,7 +7,7 @@ import httpx
 
 from feedback.schemas import FEEDBACK, Feedback
 from serving.auth import load_keys
-from serving.tokens import Ticket, mint
+from serving.feedback.tokens import Ticket, mint
 from tests.serving.harness import KEYS, Clock, World, bearer, scripted, until, world
 
 

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from feedback.metric_section import Metric
-from serving.scores import BadValue, score_of
+from serving.feedback.scores import BadValue, score_of
 
 BOOLEAN, UNIT, STARS = Metric(), Metric(type="float"), Metric(type="float", min=1, max=5)
 

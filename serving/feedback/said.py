@@ -8,8 +8,8 @@ from typing import Any
 
 from feedback.metric_section import COMMENT, COMPARISON, DEMONSTRATION, RESERVED, Metric, metric_named
 from serving.errors import ApiError
-from serving.feedback_bodies import Given, GivenPatch
-from serving.scores import BadValue, score_of
+from serving.feedback.bodies import Given, GivenPatch
+from serving.feedback.scores import BadValue, score_of
 
 _LONGEST_COMMENT, _LONGEST_CORRECTION = 8192, 32768
 Content = dict[str, Any]
