@@ -5,6 +5,7 @@ dead and comes back cannot move them again.
 """
 
 import re
+import sqlite3
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.exc import IntegrityError
+from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_random
 
 from feedback.bus import Partition
 
@@ -121,14 +123,25 @@ def _open_sqlite(path: Path) -> Engine:
 def _tune_sqlite(connection: Any, _record: Any) -> None:
     """Survives kill -9 of the process at every line; a power cut may take the last commits, never the file."""
     connection.isolation_level = None
+    _write_ahead(connection)
     for pragma in (
-        "journal_mode=WAL",
         "synchronous=NORMAL",
         "foreign_keys=ON",
         "busy_timeout=5000",
         "cache_size=-65536",
     ):
         connection.execute(f"PRAGMA {pragma}")
+
+
+@retry(
+    retry=retry_if_exception_type(sqlite3.OperationalError),
+    wait=wait_random(0.01, 0.05),
+    stop=stop_after_delay(5),
+    reraise=True,
+)
+def _write_ahead(connection: Any) -> None:
+    """SQLite does not wait for its own lock here: of processes that start at once, all but one would be refused."""
+    connection.execute("PRAGMA journal_mode=WAL")
 
 
 def _begin_sqlite(conn: Connection) -> None:

@@ -68,7 +68,7 @@ def test_an_unknown_step_is_refused(bare_path: Path) -> None:
 
     assert (done.returncode, done.stderr.strip()) == (
         1,
-        "setup: unknown step 'jaav'; use nothing, java or lock",
+        "setup: unknown step 'jaav'; use nothing, java, postgres or lock",
     )
 
 
