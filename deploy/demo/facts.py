@@ -45,31 +45,37 @@ class Facts:
 def collect(bus: Bus) -> Facts:
     """Read the six topics from the beginning to their present end."""
     facts = Facts()
-    for value in _values(bus, INTERACTIONS):
+    values = _values(bus, INTERACTIONS, FEEDBACK, EXPERIENCES, UPDATES, CREDITS, TRAFFIC_SPLITS)
+    for value in values[INTERACTIONS]:
         record = read_episode_record(value)
         if isinstance(record, Interaction):
             facts.conflicting += int(facts.interactions.setdefault(record.response_id, record) != record)
-    for value in _values(bus, FEEDBACK):
+    for value in values[FEEDBACK]:
         given = Feedback.from_bytes(value)
         facts.conflicting += int(facts.feedback.setdefault((given.id, given.revision), given) != given)
-    facts.experiences = experiences(bus)
-    for value in _values(bus, UPDATES):
+    facts.experiences = newest_of(values[EXPERIENCES])
+    for value in values[UPDATES]:
         update = Update.from_bytes(value)
         known_update = facts.updates.get(update.update_id)
         if known_update is None or update.version is not None:
             facts.updates[update.update_id] = update
-    for value in _values(bus, CREDITS):
+    for value in values[CREDITS]:
         credit = Credit.from_bytes(value)
         facts.credits[credit.episode_id, credit.update_id] = credit
-    splits = {split.generation: split for split in map(TrafficSplit.from_bytes, _values(bus, TRAFFIC_SPLITS))}
+    splits = {split.generation: split for split in map(TrafficSplit.from_bytes, values[TRAFFIC_SPLITS])}
     facts.splits = [splits[generation] for generation in sorted(splits)]
     return facts
 
 
 def experiences(bus: Bus) -> dict[str, Experience]:
     """The newest revision of each episode, in the order in which episodes first closed."""
+    return newest_of(_values(bus, EXPERIENCES)[EXPERIENCES])
+
+
+def newest_of(values: Iterable[bytes]) -> dict[str, Experience]:
+    """The same from the topic's records, in their order."""
     newest: dict[str, Experience] = {}
-    for value in _values(bus, EXPERIENCES):
+    for value in values:
         experience = Experience.from_bytes(value)
         known = newest.get(experience.episode_id)
         if known is None or experience.revision >= known.revision:
@@ -77,15 +83,19 @@ def experiences(bus: Bus) -> dict[str, Experience]:
     return newest
 
 
-def _values(bus: Bus, topic: str) -> Iterable[bytes]:
-    reader = bus.reader([topic])
+def _values(bus: Bus, *topics: str) -> dict[str, list[bytes]]:
+    """Everything in these topics, read together: one wait for silence at their ends."""
+    found: dict[str, list[bytes]] = {topic: [] for topic in topics}
+    reader = bus.reader(topics)
     try:
         reader.seek({})
         while True:
             records = reader.poll(1.0)
             if not records and not any(reader.lag().values()):
-                return
-            yield from (record.value for record in records if record.value)
+                return found
+            for record in records:
+                if record.value:
+                    found[record.topic].append(record.value)
     finally:
         reader.close()
 
