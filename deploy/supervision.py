@@ -164,7 +164,7 @@ def stop_all(home: Path, *, timeout_s: float = 60.0, stop_wait_s: float = _STOP_
     pid = supervisor_pid(home)
     if pid is not None:
         _terminate(psutil.Process(pid))
-        _wait_until_gone(home, timeout_s=timeout_s)
+        _wait_until_gone(home, timeout_s=timeout_s, pid=pid)
     for orphan in marked_processes(home):
         _terminate(orphan)
     _wait_until_gone(home, timeout_s=stop_wait_s)
@@ -178,9 +178,12 @@ def stop_all(home: Path, *, timeout_s: float = 60.0, stop_wait_s: float = _STOP_
     return killed
 
 
-def _wait_until_gone(home: Path, *, timeout_s: float) -> None:
+def _wait_until_gone(home: Path, *, timeout_s: float, pid: int | None = None) -> None:
+    """Until no process of this home is left; with a pid, until that one is gone."""
     deadline = time.monotonic() + timeout_s
-    while marked_processes(home) and time.monotonic() < deadline:
+    while any(pid in (None, process.pid) for process in marked_processes(home)):
+        if time.monotonic() >= deadline:
+            return
         time.sleep(0.1)
 
 
