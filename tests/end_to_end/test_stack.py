@@ -107,6 +107,8 @@ def starting(tmp_path: Path) -> Iterator[tuple[LiveStack, subprocess.Popen[bytes
     (tmp_path / "model" / "config.json").write_text('{"hidden_size": 64, "num_attention_heads": 1}')
     (tmp_path / "model" / "model.safetensors").touch()
     stack = LiveStack(home, {**environment_for(home), "RATCHET_AGENT": str(agent)})
+    # A shell starts background jobs with Ctrl-C ignored, and their children inherit that.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     with (tmp_path / "said").open("wb") as said:
         process = subprocess.Popen(
             [sys.executable, "-c", "from deploy.cli import main; main()", "up"],
@@ -118,6 +120,7 @@ def starting(tmp_path: Path) -> Iterator[tuple[LiveStack, subprocess.Popen[bytes
         assert eventually(lambda: len(marked_processes(home)) >= len(PARTS) // 2, within_s=60)
         yield stack, process
     finally:
+        signal.signal(signal.SIGINT, before)
         process.kill()
         process.wait()
         stop_all(home)
