@@ -15,12 +15,11 @@ from sqlalchemy import Engine
 from deploy.bare_loop import bare_rate
 from feedback import ledger
 from feedback.agent_file import AgentFile
-from feedback.bus import Bus, MemoryBus, Reader
+from feedback.bus import Bus, MemoryBus, Reader, read_to_the_end
 from feedback.kafka import KafkaBus
 from feedback.ledger import Kept, Standing
 from feedback.monitor import Monitor
 from feedback.outbox import Drainer, Outbox
-from feedback.replay import read_to_the_end
 from feedback.schemas import (
     CREDITS,
     EXPERIENCES,

@@ -5,13 +5,17 @@ so a record is done exactly when the state it produced is committed, and nothing
 """
 
 import threading
+import time
 import zlib
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from feedback.schemas import TOPICS, TRAFFIC_SPLITS
+
+AT_A_TIME = 500
+"""Records of one look, where everything is read."""
 
 MAX_VALUE_BYTES = 1_000_000
 """Largest value of a record, so that key and headers still fit the broker's default of 1 MiB."""
@@ -85,6 +89,21 @@ class Bus(Protocol):
 
     def close(self) -> None:
         """Let go of connections. What was not flushed is not promised."""
+
+
+def read_to_the_end(reader: Reader, take: Callable[[Sequence[Record]], None], *, silence_s: float) -> None:
+    """Hand over everything that is there. Raises BusError when for so long nothing is known of what is there."""
+    heard = time.monotonic()
+    while True:
+        records = reader.poll(0.2, AT_A_TIME)
+        if records:
+            take(records)
+            heard = time.monotonic()
+        lag = reader.lag()
+        if lag and not any(lag.values()):
+            return
+        if time.monotonic() - heard > silence_s:
+            raise BusError(f"nothing was heard from the bus for {silence_s:.0f} s")
 
 
 def check_size(topic: str, value: bytes) -> None:

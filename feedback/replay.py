@@ -4,7 +4,6 @@ Windows are measured in record time and an id is the hash of its inputs, so the 
 records cannot tell is taken from `ratchet.experiences`: how far revisions had counted, and what the judge of that time said.
 """
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -13,7 +12,7 @@ from sqlalchemy import Connection, Engine
 
 from feedback import ledger, sent
 from feedback.agent_file import AgentFile
-from feedback.bus import Bus, BusError, Partition, Reader, Record
+from feedback.bus import Bus, Partition, Reader, Record, read_to_the_end
 from feedback.closing import Closer, pairs_of, stamped
 from feedback.fit import fit_experience
 from feedback.intake import AT_ONCE, take_in
@@ -24,7 +23,6 @@ from feedback.schemas import EXPERIENCES, FEEDBACK, Experience, Interaction, Unr
 from feedback.store import advance
 from feedback.worker import READER, TOPICS
 
-_BATCH = 500
 _AT_ONCE = 200
 _NAMED = 20
 """Of the episodes that came out differently, so many are named."""
@@ -89,21 +87,6 @@ def replay(
             reader.close()
     replaying.rebuild(now)
     return replaying.found
-
-
-def read_to_the_end(reader: Reader, take: Callable[[Sequence[Record]], None], *, silence_s: float) -> None:
-    """Hand over everything that is there. Raises BusError when for so long nothing is known of what is there."""
-    heard = time.monotonic()
-    while True:
-        records = reader.poll(0.2, _BATCH)
-        if records:
-            take(records)
-            heard = time.monotonic()
-        lag = reader.lag()
-        if lag and not any(lag.values()):
-            return
-        if time.monotonic() - heard > silence_s:
-            raise BusError(f"nothing was heard from the bus for {silence_s:.0f} s")
 
 
 def _positions(reader: Reader, since: int, agent: AgentFile) -> dict[Partition, int]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from feedback.bus import Bus
+from feedback.bus import Bus, Record, read_to_the_end
 from feedback.manifest import verify
 from feedback.schemas import (
     CREDITS,
@@ -27,6 +27,9 @@ from feedback.schemas import (
     Update,
     read_episode_record,
 )
+
+SILENCE_S = 60.0
+"""How long the bus may say nothing before its topics cannot be told."""
 
 
 @dataclass
@@ -84,20 +87,21 @@ def newest_of(values: Iterable[bytes]) -> dict[str, Experience]:
 
 
 def _values(bus: Bus, *topics: str) -> dict[str, list[bytes]]:
-    """Everything in these topics, read together: one wait for silence at their ends."""
+    """Everything in these topics. BusError when nothing is heard from the bus."""
     found: dict[str, list[bytes]] = {topic: [] for topic in topics}
+
+    def take(records: Sequence[Record]) -> None:
+        for record in records:
+            if record.value:
+                found[record.topic].append(record.value)
+
     reader = bus.reader(topics)
     try:
         reader.seek({})
-        while True:
-            records = reader.poll(1.0)
-            if not records and not any(reader.lag().values()):
-                return found
-            for record in records:
-                if record.value:
-                    found[record.topic].append(record.value)
+        read_to_the_end(reader, take, silence_s=SILENCE_S)
     finally:
         reader.close()
+    return found
 
 
 def effective_ratings(facts: Facts) -> dict[tuple[str, str, str], Feedback]:
