@@ -20,8 +20,9 @@ class Settings(Shared):
     threads: int = Field(
         default=0, ge=0, description="torch threads; 0 = one less than the cores, at least 1"
     )
-    dtype: Literal["auto", "float32", "bfloat16"] = Field(
-        default="auto", description="of the base model; auto = bfloat16 where the CPU has units for it"
+    dtype: Literal["float32", "bfloat16"] = Field(
+        default="float32",
+        description="of the base model; bfloat16 rounds log-probs by as much as one update moves them",
     )
     seed: int = 0
     poll_s: float = Field(default=1.0, gt=0, description="how long one look at the bus waits")

@@ -17,7 +17,6 @@ from feedback.kafka import KafkaBus
 from online_trainer.checkpoint import Checkpoints, Lease, LeaseLost
 from online_trainer.config import Settings
 from online_trainer.corrections import speller
-from online_trainer.cpu import cpu_flags, has_bfloat16
 from online_trainer.gate import expected_adapter
 from online_trainer.monitor import Monitor
 from online_trainer.policy import Policy, PolicyError, load_base
@@ -60,7 +59,7 @@ def serve(settings: Settings, stopping: threading.Event, *, clock: Callable[[], 
 def _build(settings: Settings, agent: AgentFile, lease: Lease, clock: Callable[[], int]) -> Trainer:
     threads = settings.threads or max(1, (os.cpu_count() or 1) - 1)
     torch.set_num_threads(threads)
-    dtype = _dtype(settings)
+    dtype: torch.dtype = getattr(torch, settings.dtype)
     checkpoints = Checkpoints(settings.folder / "checkpoints", keep=settings.keep_checkpoints, lease=lease)
     try:
         policy = Policy(load_base(agent.model.path, dtype=dtype), agent.training.lora, seed=settings.seed)
@@ -87,12 +86,6 @@ def _build(settings: Settings, agent: AgentFile, lease: Lease, clock: Callable[[
     trainer = open_trainer(parts, policy, fresh=fresh, reference=None)
     _warn_of_change(trainer.progress, threads=threads, dtype=str(dtype))
     return trainer
-
-
-def _dtype(settings: Settings) -> torch.dtype:
-    if settings.dtype == "auto":
-        return torch.bfloat16 if has_bfloat16(cpu_flags()) else torch.float32
-    return torch.bfloat16 if settings.dtype == "bfloat16" else torch.float32
 
 
 def _warn_of_change(progress: Progress, *, threads: int, dtype: str) -> None:

@@ -9,6 +9,7 @@ from torch import nn
 from feedback.agent_file import AgentFile
 from feedback.training_section import LoraSettings
 from online_trainer.batch import build, lay_out
+from online_trainer.cpu import cpu_flags, has_bfloat16
 from online_trainer.look import look
 from online_trainer.policy import (
     Policy,
@@ -46,11 +47,23 @@ def test_an_adapter_that_does_something_is_not_the_base(policy: Policy) -> None:
 
 def test_self_check_passes_and_fails_when_something_is_random(policy: Policy) -> None:
     policy.check()
-    for module in policy.base_with_adapter().modules():
-        if isinstance(module, nn.Identity):
-            continue
     policy.base_with_adapter().model.layers[0].mlp.act_fn = nn.Sequential(nn.SiLU(), nn.Dropout(0.1).train())
     with pytest.raises(PolicyError, match="random"):
+        policy.check()
+
+
+@pytest.mark.parametrize("format", ["float32", "bfloat16"])
+def test_self_check_passes_on_the_shipped_model_in_either_number_format(format: str) -> None:
+    if format == "bfloat16" and not has_bfloat16(cpu_flags()):
+        pytest.skip("this CPU only emulates bfloat16")
+    base = load_base(Path("deploy/profiles/desk/model"), dtype=getattr(torch, format))
+    Policy(base, LoraSettings(), seed=0).check()
+
+
+def test_self_check_fails_when_later_ids_change_earlier_ones(policy: Policy) -> None:
+    first = policy.base_with_adapter().model.layers[0]
+    first.mlp.register_forward_hook(lambda _, __, out_BTD: out_BTD + out_BTD.mean(dim=1, keepdim=True))
+    with pytest.raises(PolicyError, match="later ids"):
         policy.check()
 
 
