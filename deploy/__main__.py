@@ -14,10 +14,10 @@ from deploy.api import create_app
 from deploy.canary.controller import Controller
 from deploy.canary.gatekeeper import file_gate
 from deploy.canary.intake import Intake
-from deploy.canary.ledger import create_tables
 from deploy.canary.offers import Offers
 from deploy.canary.projection import Projection
 from deploy.canary.steering import Steering
+from deploy.canary.tables import create_tables
 from deploy.config import Settings
 from feedback.agent_file import AgentFileError, load_agent_file
 from feedback.kafka import KafkaBus

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from fastapi import Depends, FastAPI, Header, Query, Response
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from deploy.canary import ledger
+from deploy.canary import history, ledger
 from deploy.canary.metrics import CONTENT_TYPE, exposition
 from deploy.canary.offers import BadAdapter, Offers
 from deploy.canary.status import canary_body, status_body, version_body
@@ -153,7 +153,7 @@ def create_app(
         limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     ) -> Response:
         with reader.connect() as conn:
-            data = ledger.list_events(conn, canary_id=canary_id, after=after, limit=limit)
+            data = history.list_events(conn, canary_id=canary_id, after=after, limit=limit)
         return json_response({"object": "list", "data": data})
 
     @app.get("/v1/status")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, Engine
 
-from deploy.canary import ledger, units
+from deploy.canary import history, units
 from deploy.canary.steering import TRAINER, Refused, Steering
 from deploy.canary.trial import CONTROLLER
 from feedback.bus import Bus, BusError, Partition, Reader, Record, TopicMismatch
@@ -138,4 +138,4 @@ def _take_one(conn: Connection, record: Record, *, steering: Steering) -> None:
             steering.offer(conn, ref, parent=offer.parent, actor=TRAINER)
         except Refused as error:
             now = steering.clock()
-            ledger.add_note(conn, f"refused: {error}", actor=CONTROLLER, now=now, version=ref.version)
+            history.add_note(conn, f"refused: {error}", actor=CONTROLLER, now=now, version=ref.version)

@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row
 
-from deploy.canary import anchor, ledger, units, verbs
+from deploy.canary import anchor, history, ledger, units, verbs
 from deploy.canary.guardrails import Thresholds, faults, thresholds
 from deploy.canary.steering import SPENT, Steering
 from deploy.canary.trial import CONTROLLER, RUNNING, Canary, Phase
@@ -58,7 +58,7 @@ class _Trial:
 
     def limits(self) -> Thresholds:
         """What counts as slow and as long, from episodes that were counted before this turn."""
-        champion = ledger.champions(self._conn)[-1].version
+        champion = history.champions(self._conn)[-1].version
         if self._canary is None:
             return Thresholds()
         return thresholds(
@@ -137,7 +137,7 @@ class _Trial:
 
 def compare_with_anchor(conn: Connection, steering: Steering, *, taken: Sequence[Row[Any]]) -> None:
     """The holdout's e-process: the first outcome of each person in this champion's reign."""
-    reign, settings = ledger.champions(conn)[-1], steering.agent.canary
+    reign, settings = history.champions(conn)[-1], steering.agent.canary
     if reign.version == steering.agent.base_version or not taken:
         return
     stored = ledger.read_note(conn, ANCHOR)
@@ -159,10 +159,10 @@ def compare_with_anchor(conn: Connection, steering: Steering, *, taken: Sequence
     elif anchor.is_better(state, settings) and (ledger.read_note(conn, SPENT) or 0.0) > 0.0:
         ledger.write_note(conn, SPENT, 0.0)
         reason = "the live line is better than the anchor: the budget of losses is whole again"
-        ledger.add_note(conn, reason, actor=CONTROLLER, now=steering.clock(), champion=reign.version)
+        history.add_note(conn, reason, actor=CONTROLLER, now=steering.clock(), champion=reign.version)
 
 
-def _compares(row: Row[Any], reign: ledger.Reign) -> bool:
+def _compares(row: Row[Any], reign: history.Reign) -> bool:
     if row.outcome is None or row.left_out is not None or row.generation < reign.generation:
         return False
     return bool(row.arm == "holdout" or (row.arm == "champion" and row.version == reign.version))

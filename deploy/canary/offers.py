@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from deploy.canary import ledger
+from deploy.canary import history, ledger
 from deploy.canary.steering import Offered, Refused, Steering, Unknown
 from feedback.manifest import ManifestError, verify
 from feedback.schemas import AdapterRef, version_name, version_number
@@ -147,7 +147,7 @@ class Offers:
 
     def _champion(self) -> str:
         with self._steering.transaction() as conn:
-            return ledger.champions(conn)[-1].version
+            return history.champions(conn)[-1].version
 
     def _reserve(self) -> str:
         """A number nobody has used; ours are remembered before they are used, so that a kill wastes one at most."""

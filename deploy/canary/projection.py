@@ -11,7 +11,7 @@ from typing import Protocol
 
 from sqlalchemy import Connection, Engine
 
-from deploy.canary import ledger
+from deploy.canary import history, ledger
 from feedback.store import reading
 
 log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class Projection:
     def write(self) -> bool:
         """Write if needed; whether the aliases are as they should be."""
         with self._engine.connect() as conn:
-            if ledger.newest_split(conn) is None:
+            if history.newest_split(conn) is None:
                 return True
             wanted = wanted_aliases(conn)
         if wanted == self.written and time.monotonic() - self._written_at < self._repeat_s:
@@ -92,7 +92,7 @@ class Projection:
 
 def wanted_aliases(conn: Connection) -> Aliases:
     """What the ledger says now."""
-    stack = ledger.champions(conn)
+    stack = history.champions(conn)
     active = ledger.active_canary(conn)
     return {
         "champion": stack[-1].version,

@@ -6,7 +6,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from deploy.canary import ledger, units
+from deploy.canary import history, ledger, units
 from deploy.canary.anchor import from_json
 from deploy.canary.judging import ANCHOR
 from deploy.canary.steering import SPENT, Steering
@@ -42,7 +42,7 @@ def canary_body(row: ledger.CanaryRow, *, full: bool = True) -> dict[str, Any]:
 
 def version_body(conn: Connection, row: Any) -> dict[str, Any]:
     """One version with how it fared."""
-    champion = ledger.champions(conn)[-1].version
+    champion = history.champions(conn)[-1].version
     return {
         "version": row.version,
         "object": "version",
@@ -60,9 +60,9 @@ def status_body(
     conn: Connection, steering: Steering, *, lag: Mapping[Partition, int], spooled: int
 ) -> dict[str, Any]:
     """Everything on one page."""
-    split = ledger.newest_split(conn)
+    split = history.newest_split(conn)
     active = ledger.active_canary(conn)
-    stack = ledger.champions(conn)
+    stack = history.champions(conn)
     spent = ledger.read_note(conn, SPENT) or 0.0
     return {
         "object": "status",
@@ -75,18 +75,18 @@ def status_body(
         "canary": None if active is None else canary_body(active),
         "pending": [canary_body(row, full=False) for row in ledger.list_canaries(conn, Phase.PENDING)],
         "recent": [canary_body(row, full=False) for row in ledger.list_canaries(conn, limit=10)],
-        "verdicts": ledger.count_verdicts(conn),
+        "verdicts": history.count_verdicts(conn),
         "units": units.totals(conn),
         "budget": {"margin": steering.agent.canary.margin, "spent": spent},
         "anchor": _anchor(conn, steering),
         "lag": {f"{topic}-{partition}": left for (topic, partition), left in lag.items()},
         "spooled": spooled,
-        "events": ledger.list_events(conn, limit=20),
+        "events": history.list_events(conn, limit=20),
     }
 
 
 def _anchor(conn: Connection, steering: Steering) -> dict[str, Any] | None:
-    stored, stack = ledger.read_note(conn, ANCHOR), ledger.champions(conn)
+    stored, stack = ledger.read_note(conn, ANCHOR), history.champions(conn)
     if stored is None or not stack or stored["reign"] != stack[-1].seq:
         return None
     state = from_json(stored)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import uuid_utils
 from sqlalchemy import Connection, Engine
 
-from deploy.canary import ledger, units, verbs
+from deploy.canary import history, ledger, units, verbs
 from deploy.canary.trial import (
     CONTROLLER,
     RUNNING,
@@ -69,12 +69,12 @@ class Steering:
     def open(self) -> None:
         """First start: the declared start is champion and anchor."""
         with self.transaction() as conn:
-            if ledger.newest_split(conn) is not None:
+            if history.newest_split(conn) is not None:
                 return
             now, base = self.clock(), AdapterRef(version=self.agent.base_version)
             ledger.add_version(conn, base, parent=None, source="start", now=now)
-            ledger.crown(conn, base.version, kind="start", generation=0, now=now)
-            ledger.add_note(conn, "first start", actor=CONTROLLER, now=now, version=base.version)
+            history.crown(conn, base.version, kind="start", generation=0, now=now)
+            history.add_note(conn, "first start", actor=CONTROLLER, now=now, version=base.version)
             self.split(conn, now=now)
 
     def offer(self, conn: Connection, ref: AdapterRef, *, parent: str | None, actor: str) -> Offered:
@@ -87,7 +87,7 @@ class Steering:
             raise Refused(
                 f"{refused.version} was refused ({refused.refused}): retry its canary to try it again"
             )
-        if ref.version == ledger.champions(conn)[-1].version:
+        if ref.version == history.champions(conn)[-1].version:
             raise Refused(f"{ref.version} is the champion already")
         for row in ledger.list_canaries(conn):
             if row.version == ref.version and (row.finished_at is None or actor == TRAINER):
@@ -106,7 +106,7 @@ class Steering:
                     reason = f"{version} is newer"
                     self.record(conn, verbs.supersede(self._state(conn, row), reason=reason, now=now))
         ledger.add_canary(conn, canary_id, version, actor=actor, now=now)
-        ledger.add_note(conn, "offered", actor=actor, now=now, canary_id=canary_id, version=version)
+        history.add_note(conn, "offered", actor=actor, now=now, canary_id=canary_id, version=version)
         return canary_id
 
     def admit(self, conn: Connection) -> None:
@@ -122,7 +122,7 @@ class Steering:
                 self.record(conn, verbs.abort(canary, actor=CONTROLLER, now=now, reason=reason))
                 continue
             self.record(conn, begin(canary, now=now))
-            split = ledger.newest_split(conn)
+            split = history.newest_split(conn)
             assert split is not None
             ledger.set_first_generation(conn, row.canary_id, split.generation)
             return
@@ -132,7 +132,7 @@ class Steering:
         canary, log = moved
         now = self.clock()
         for line in log:
-            ledger.add_event(conn, canary.canary_id, line)
+            history.add_event(conn, canary.canary_id, line)
         ledger.save_canary(conn, canary, now=now)
         if log and canary.verdict is not None and canary.phase is not Phase.SUCCEEDED:
             self._conclude(conn, canary, log[-1])
@@ -142,11 +142,11 @@ class Steering:
 
     def _conclude(self, conn: Connection, canary: Canary, line: Transition) -> None:
         assert canary.verdict is not None
-        ledger.add_verdict(conn, canary.version, canary.verdict, reason=line.reason, now=line.at)
+        history.add_verdict(conn, canary.version, canary.verdict, reason=line.reason, now=line.at)
         if canary.verdict in REFUSING:
             ledger.refuse(conn, canary.version, line.reason)
         if canary.verdict is Verdict.PROMOTED:
-            ledger.crown(
+            history.crown(
                 conn, canary.version, kind="promoted", generation=self._next_generation(conn), now=line.at
             )
             spent = (ledger.read_note(conn, SPENT) or 0.0) + observed_loss(canary)
@@ -158,33 +158,33 @@ class Steering:
 
     def split(self, conn: Connection, *, now: int) -> None:
         """The split that follows from the ledger; a new generation only when it differs from the last."""
-        last = ledger.newest_split(conn)
+        last = history.newest_split(conn)
         active = ledger.active_canary(conn)
         candidate = active if active is not None and active.phase in RUNNING else None
         wanted = TrafficSplit(
             agent=self.agent.agent,
             generation=FIRST if last is None else last.generation,
-            champion=ledger.reference(conn, ledger.champions(conn)[-1].version),
+            champion=ledger.reference(conn, history.champions(conn)[-1].version),
             candidate=None if candidate is None else ledger.reference(conn, candidate.version),
             canary_id=None if candidate is None else candidate.canary_id,
             share=0.0 if candidate is None or candidate.state is None else candidate.state.share,
             salt="" if candidate is None else candidate.canary_id,
             holdout=self._holdout(conn),
-            verdicts=ledger.newest_verdicts(conn),
+            verdicts=history.newest_verdicts(conn),
             at=now if last is None else last.at,
         )
         if wanted == last:
             return
         if last is not None:
             wanted = wanted.model_copy(update={"generation": last.generation + 1, "at": now})
-        ledger.add_split(conn, wanted)
+        history.add_split(conn, wanted)
         self._outbox.put(conn, TRAFFIC_SPLITS, wanted.agent, wanted.to_bytes(), now)
 
     def _holdout(self, conn: Connection) -> Holdout | None:
         share = self.agent.holdout.share
         if share == 0:
             return None
-        start = ledger.champions(conn)[0].version
+        start = history.champions(conn)[0].version
         return Holdout(ref=ledger.reference(conn, start), share=share, salt=f"{self.agent.agent}:holdout")
 
     def pause(self, canary_id: str, *, actor: str) -> None:
@@ -220,29 +220,29 @@ class Steering:
         """Bring the previous champion back; twice goes back twice. Returns its version."""
         with self.transaction() as conn:
             self.find(conn, canary_id)
-            stack = ledger.champions(conn)
+            stack = history.champions(conn)
             if len(stack) < 2:
                 raise Illegal(f"{stack[-1].version} is the first champion: there is nothing to go back to")
-            self._dethrone(conn, stack[-2].version, kind=ledger.UNDO, reason="undone", actor=actor)
+            self._dethrone(conn, stack[-2].version, kind=history.UNDO, reason="undone", actor=actor)
             return stack[-2].version
 
     def return_to_anchor(self, conn: Connection, *, reason: str) -> None:
         """The live line lost to the start: the start is champion again."""
-        start = ledger.champions(conn)[0].version
+        start = history.champions(conn)[0].version
         self._dethrone(conn, start, kind="anchor", reason=reason, actor=CONTROLLER)
 
     def _dethrone(self, conn: Connection, version: str, *, kind: str, reason: str, actor: str) -> None:
-        now, fallen = self.clock(), ledger.champions(conn)[-1].version
+        now, fallen = self.clock(), history.champions(conn)[-1].version
         active = ledger.active_canary(conn)
         if active is not None and active.state is not None and active.phase in RUNNING:
             why = f"its champion {fallen} was taken back"
             self.record(conn, verbs.abort(active.state, actor=actor, now=now, reason=why))
-        ledger.crown(conn, version, kind=kind, generation=self._next_generation(conn), now=now)
+        history.crown(conn, version, kind=kind, generation=self._next_generation(conn), now=now)
         ledger.refuse(conn, version, None)
         if fallen != self.agent.base_version:
-            ledger.add_verdict(conn, fallen, Verdict.ROLLED_BACK, reason=reason, now=now)
+            history.add_verdict(conn, fallen, Verdict.ROLLED_BACK, reason=reason, now=now)
             ledger.refuse(conn, fallen, reason)
-        ledger.add_note(conn, reason, actor=actor, now=now, champion=version, fallen=fallen)
+        history.add_note(conn, reason, actor=actor, now=now, champion=version, fallen=fallen)
         self.split(conn, now=now)
 
     def find(self, conn: Connection, canary_id: str) -> ledger.CanaryRow:
@@ -261,12 +261,12 @@ class Steering:
         """As stored, or as it would begin now: what is known of the champion is fixed when the trial starts."""
         if row.state is not None and row.phase is not Phase.PENDING:
             return row.state
-        champion = ledger.champions(conn)[-1].version
+        champion = history.champions(conn)[-1].version
         fresh = create(
             row.canary_id, row.version, settings=self.agent.canary, known=units.known_of(conn, champion)
         )
         return replace(fresh, reason=row.reason)
 
     def _next_generation(self, conn: Connection) -> int:
-        last = ledger.newest_split(conn)
+        last = history.newest_split(conn)
         return 0 if last is None else last.generation + 1

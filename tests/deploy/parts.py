@@ -8,12 +8,12 @@ from typing import Any
 
 from sqlalchemy import Engine
 
-from deploy.canary import ledger
+from deploy.canary import history, ledger
 from deploy.canary.controller import Controller
 from deploy.canary.intake import Intake
-from deploy.canary.ledger import create_tables
 from deploy.canary.projection import Projection
 from deploy.canary.steering import Steering
+from deploy.canary.tables import create_tables
 from feedback.agent_file import AgentFile
 from feedback.bus import MemoryBus
 from feedback.outbox import Outbox
@@ -240,7 +240,7 @@ class Stage:
     def split(self) -> TrafficSplit:
         """The newest split as the ledger has it."""
         with self.engine.connect() as conn:
-            split = ledger.newest_split(conn)
+            split = history.newest_split(conn)
         assert split is not None
         return split
 
@@ -259,4 +259,4 @@ class Stage:
     def events(self) -> list[dict[str, Any]]:
         """All, oldest first."""
         with self.engine.connect() as conn:
-            return ledger.list_events(conn, limit=1000)
+            return history.list_events(conn, limit=1000)
