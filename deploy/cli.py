@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from deploy.cli_bench import bench
+from deploy.bench.cli import bench
 from deploy.cli_canary import ask_deploy, canary
 from deploy.cli_replay import replay
 from deploy.terminal import (
@@ -30,7 +30,7 @@ from deploy.terminal import (
 from online_trainer.bootstrap.cli import app as bootstrap
 
 if TYPE_CHECKING:
-    from deploy.up import Ready, Stack
+    from deploy.stack.up import Ready, Stack
 
 app = typer.Typer(
     help="Serve a tool-using agent, let its users teach it, ship only what is proven better.",
@@ -61,7 +61,7 @@ def up(
     as_json: AsJson = False,
 ) -> None:
     """Start every part that is not named by an address, and stay until Ctrl-C."""
-    from deploy.up import UpError, start
+    from deploy.stack.up import UpError, start
 
     settings = read_settings(profile)
     with stop_signals_interrupt(), faults_end_it():
@@ -86,7 +86,7 @@ def up(
 @app.command()
 def down(as_json: AsJson = False) -> None:
     """End everything that `ratchet up` started for this home, whatever happened to it meanwhile."""
-    from deploy.supervision import marked_processes, stop_all
+    from deploy.stack.supervision import marked_processes, stop_all
 
     settings = read_settings(None)
     count = len(marked_processes(settings.home))
@@ -105,7 +105,7 @@ def down(as_json: AsJson = False) -> None:
 @app.command()
 def status(as_json: AsJson = False) -> None:
     """What runs, what is live, what is being tried. Exit 1 if a part is unwell, 3 if nothing runs."""
-    from deploy.overview import read_status, render_status
+    from deploy.stack.overview import read_status, render_status
 
     found = read_status(read_settings(None))
     answer(found, render_status(found), as_json=as_json)
@@ -118,9 +118,9 @@ def status(as_json: AsJson = False) -> None:
 @app.command()
 def doctor(profile: Profile = None, as_json: AsJson = False) -> None:
     """Check Java, memory, ports, number format and model, and say what to do. Exit 1 if something would stop `up`."""
-    from deploy.doctor import Level, examine
-    from deploy.machine import look
-    from deploy.up import read_plan
+    from deploy.stack.doctor import Level, examine
+    from deploy.stack.machine import look
+    from deploy.stack.up import read_plan
 
     settings = read_settings(profile)
     with faults_end_it():
@@ -153,7 +153,7 @@ def chat(
 
     from deploy.calls import call, read_key
     from deploy.chat import Chat
-    from deploy.stack import serving_address
+    from deploy.stack.plan import serving_address
 
     settings = read_settings(None)
     where = address or serving_address(settings)
@@ -176,7 +176,7 @@ def rate(
     """Rate one answer."""
     from deploy.calls import read_key
     from deploy.chat import rate as send
-    from deploy.stack import serving_address
+    from deploy.stack.plan import serving_address
 
     settings = read_settings(None)
     with faults_end_it():
@@ -202,7 +202,7 @@ def demo(context: typer.Context) -> None:
 @app.command(name="stub-engine", context_settings=PASS_THROUGH)
 def stub_engine(context: typer.Context) -> None:
     """A scripted stand-in for a vLLM server, for benchmarks and tests."""
-    os.execv(sys.executable, [sys.executable, "-m", "serving.stub_engine", *context.args])
+    os.execv(sys.executable, [sys.executable, "-m", "serving.engines.stub", *context.args])
 
 
 @app.command()
@@ -247,7 +247,7 @@ def _say_ready(ready: "Ready", *, as_json: bool) -> None:
 
 
 def _say_up(stack: "Stack", took_s: float, *, fresh_key: bool, as_json: bool) -> None:
-    from deploy.stack import serving_address
+    from deploy.stack.plan import serving_address
 
     address, home = serving_address(stack.settings), stack.settings.home
     if as_json:

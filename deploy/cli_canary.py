@@ -93,7 +93,7 @@ def _say_canary(found: Any, *, as_json: bool) -> None:
 def ask_deploy(method: str, path: str, body: dict[str, Any] | None = None) -> Any:
     """The JSON reply of deploy's API; a refusal ends the verb."""
     from deploy.calls import call, read_key
-    from deploy.stack import deploy_address
+    from deploy.stack.plan import deploy_address
 
     settings = read_settings(None)
     with faults_end_it():

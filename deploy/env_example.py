@@ -12,7 +12,7 @@ from typing import Any
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings
 
-MODULES = ("deploy.stack", "deploy.config", "serving.config", "feedback.config", "online_trainer.config")
+MODULES = ("deploy.stack.plan", "deploy.config", "serving.config", "feedback.config", "online_trainer.config")
 _ROOT = Path(__file__).parent.parent
 _HEAD = """\
 # Every setting, with its default. Copy to .env (read by `ratchet`) or export what you need.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 if TYPE_CHECKING:
-    from deploy.stack import StackSettings
+    from deploy.stack.plan import StackSettings
 
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON value instead of text.")]
 Profile = Annotated[str | None, typer.Option(help="desk, or another folder of deploy/profiles.")]
@@ -23,7 +23,7 @@ def read_settings(profile: str | None) -> "StackSettings":
     """From the environment; a profile names the agent file. A wrong value ends with the variable's name."""
     from pydantic import ValidationError
 
-    from deploy.stack import PROFILES, StackSettings
+    from deploy.stack.plan import PROFILES, StackSettings
 
     try:
         settings = StackSettings()
@@ -59,7 +59,7 @@ def stop_signals_interrupt() -> Iterator[None]:
 def faults_end_it() -> Iterator[None]:
     """A known fault is one line and an exit code, never a traceback."""
     from deploy.calls import CallError
-    from deploy.up import UpError
+    from deploy.stack.up import UpError
     from feedback.agent_file import AgentFileError
     from serving.auth import KeyFileError
 

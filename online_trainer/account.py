@@ -17,9 +17,9 @@ from feedback.schemas import (
     Update,
 )
 from online_trainer.assign import Assigned
-from online_trainer.batch import Row
 from online_trainer.state import Letter
-from online_trainer.step import Step
+from online_trainer.update.batch import Row
+from online_trainer.update.step import Step
 
 TRL_NAMES = {
     "k3_old": "policy/approxkl_avg",

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 
 from feedback.schemas import Experience
-from online_trainer.batch import Batch, Row, lay_out, pack
 from online_trainer.critics.state import SIDE_FACTS, require_before_action, side_facts, state_positions
 from online_trainer.policy import Policy, State
+from online_trainer.update.batch import Batch, Row, lay_out, pack
 
 STORED = torch.float16
 """Features are kept in half precision, from the first use on, so that a resumed trainer reads what it wrote."""

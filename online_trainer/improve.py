@@ -15,14 +15,14 @@ import torch
 from feedback.schemas import Decision
 from online_trainer import account
 from online_trainer.assign import Assigned
-from online_trainer.batch import Batch, NothingToTrain, build, mark
 from online_trainer.features import Survey
 from online_trainer.judge import Judgement
-from online_trainer.measured_gates import Change, probe_change, probe_fault
 from online_trainer.publish import gate, read_probe, write_candidate
-from online_trainer.step import Step, update
 from online_trainer.take import Taken
 from online_trainer.trainer import Trainer
+from online_trainer.update.batch import Batch, NothingToTrain, build, mark
+from online_trainer.update.measured_gates import Change, probe_change, probe_fault
+from online_trainer.update.step import Step, update
 
 log = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ import torch
 
 from feedback.training_section import RewardModelSettings
 from online_trainer.lessons import Lesson, Replay
-from online_trainer.measured_gates import Opinions
 from online_trainer.reward_model import Centre, Labels, Pairs, RewardModel, Trial, price
+from online_trainer.update.measured_gates import Opinions
 
 BATCH = 128
 EPOCHS = 6

@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from feedback.manifest import CONFIG, WEIGHTS
 from feedback.training_section import LoraSettings
-from online_trainer.batch import Pack
+from online_trainer.update.batch import Pack
 
 State = dict[str, torch.Tensor]
 """LoRA tensors by their PEFT names, float32, detached copies."""

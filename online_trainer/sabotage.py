@@ -13,10 +13,10 @@ from pathlib import Path
 import torch
 
 from feedback.schemas import Experience
-from online_trainer.batch import Batch, Row, build, lay_out, pack, token_positions
 from online_trainer.gate import Expected, inspect_adapter
 from online_trainer.policy import Policy
 from online_trainer.publish import write_candidate
+from online_trainer.update.batch import Batch, Row, build, lay_out, pack, token_positions
 
 SUCCESS_BELOW = 0.05
 MALFORMED_ABOVE = 0.5

@@ -12,14 +12,14 @@ import time
 from feedback.schemas import Decision, Update
 from online_trainer import account
 from online_trainer.assign import Assigned
-from online_trainer.batch import Row
 from online_trainer.improve import Made
 from online_trainer.judge import Judgement
 from online_trainer.publish import tidy
 from online_trainer.state import Letter, Publication
 from online_trainer.take import Taken
 from online_trainer.trainer import Trainer
-from online_trainer.trust import Limits
+from online_trainer.update.batch import Row
+from online_trainer.update.trust import Limits
 
 log = logging.getLogger(__name__)
 KEPT_NORMS = 20

@@ -13,11 +13,11 @@ from feedback.agent_file import AgentFile
 from feedback.schemas import Experience, Update
 from online_trainer.buffer import Age, Buffer, Line
 from online_trainer.credit.scale import RunningScale
-from online_trainer.kl import AdaptiveBeta
-from online_trainer.learning_rate import LearningRate
 from online_trainer.lessons import Lesson
 from online_trainer.pause import Pause
 from online_trainer.reward_model import Centre
+from online_trainer.update.kl import AdaptiveBeta
+from online_trainer.update.learning_rate import LearningRate
 
 
 class Version(BaseModel):

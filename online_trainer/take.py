@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from feedback.schemas import Experience
 from online_trainer import account
-from online_trainer.batch import Row, lay_out, mark
 from online_trainer.buffer import stale_turns
 from online_trainer.trainer import Trainer
+from online_trainer.update.batch import Row, lay_out, mark
 
 
 @dataclass(frozen=True)

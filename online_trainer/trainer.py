@@ -26,7 +26,7 @@ from online_trainer.monitor import Monitor
 from online_trainer.policy import Policy, State
 from online_trainer.publish import Publisher
 from online_trainer.state import Progress
-from online_trainer.step import new_optimizer
+from online_trainer.update.step import new_optimizer
 
 FLUSH_S = 30.0
 

@@ -13,11 +13,11 @@ import uvloop
 
 from feedback.agent_file import AgentFileError
 from feedback.kafka import KafkaBus
-from serving.adapters import warm_mlflow
 from serving.app import create_app
 from serving.assembly import running
 from serving.auth import KeyFileError
 from serving.config import Settings
+from serving.engines.adapters import warm_mlflow
 from serving.protocol import BoundedHttp
 
 KEEP_ALIVE_S = 75

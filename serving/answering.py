@@ -6,11 +6,11 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from feedback.schemas import Status
-from serving.ask import Event, ToolEnded
 from serving.errors import ApiError
 from serving.gateway import Gateway
+from serving.loop.ask import Event, ToolEnded
+from serving.loop.transcript import Transcript
 from serving.opening import Opened
-from serving.transcript import Transcript
 
 
 class Answering:

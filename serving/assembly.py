@@ -18,23 +18,23 @@ from feedback.outbox import Drainer, Outbox
 from feedback.schemas import TrafficSplit
 from feedback.store import open_database
 from serving import idempotency
-from serving.adapters import SLOTS, AdapterCache, Adapters, Fetch, fetch_from_mlflow
-from serving.agent import Agent
 from serving.auth import load_keys
 from serving.config import Settings
 from serving.edge import EdgeRules
-from serving.engine import Engine
+from serving.engines.adapters import SLOTS, AdapterCache, Adapters, Fetch, fetch_from_mlflow
+from serving.engines.engine import Engine
+from serving.engines.replica import Replica
+from serving.engines.splits import Listener, News
 from serving.episodes import Episodes
 from serving.feedback.ratings import Ratings
 from serving.gateway import Gateway
 from serving.limits import Pace
+from serving.loop.agent import Agent
+from serving.loop.visible import markers
 from serving.metrics import Metrics
 from serving.opening import Opener
 from serving.recorder import Recorder
-from serving.replica import Replica
 from serving.responses.stored import Responses
-from serving.splits import Listener, News
-from serving.visible import markers
 from serving.writer import Writer
 from tools.template import Template, load_template, signatures
 from tools.toolbox import Toolbox, ToolLimits

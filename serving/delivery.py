@@ -15,13 +15,13 @@ from starlette.types import Message, Receive, Scope, Send
 
 from feedback.schemas import Status
 from serving import sse
-from serving.adapters import NotRoutable
 from serving.answering import Answering
-from serving.ask import Event, TextDelta
-from serving.engine import EngineBroken, EngineBusy, EngineDown, EngineError, EngineRefused
+from serving.engines.adapters import NotRoutable
+from serving.engines.engine import EngineBroken, EngineBusy, EngineDown, EngineError, EngineRefused
 from serving.errors import ApiError, json_response
+from serving.loop.ask import Event, TextDelta
+from serving.loop.transcript import Transcript
 from serving.merge import side_by_side
-from serving.transcript import Transcript
 
 _log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from uuid_utils import uuid7
 
 from feedback.schemas import Status
 from feedback.store import create_tables, reading
-from serving.router import Assignment
+from serving.engines.router import Assignment
 from serving.tables import ALIASES, EPISODES, INTERACTIONS, METADATA
 
 OPEN = "open"

@@ -5,17 +5,17 @@ from dataclasses import dataclass
 
 from feedback.agent_file import AgentFile
 from feedback.outbox import Outbox
-from serving.adapters import Adapters
-from serving.agent import Agent
 from serving.auth import KeyRing
 from serving.edge import EdgeRules
+from serving.engines.adapters import Adapters
+from serving.engines.splits import News
 from serving.episodes import Episodes
 from serving.feedback.ratings import Ratings
+from serving.loop.agent import Agent
 from serving.metrics import Metrics
 from serving.opening import Opener
 from serving.recorder import Recorder
 from serving.responses.stored import Responses
-from serving.splits import News
 from serving.writer import Writer
 
 

@@ -16,18 +16,18 @@ from uuid_utils import uuid4
 from feedback.agent_file import AgentFile
 from feedback.schemas import Arm, Sampling, TrafficSplit
 from serving import history
-from serving.adapters import Adapters
-from serving.ask import Ask
 from serving.auth import Key, person
 from serving.bodies import ChatRequest
-from serving.client_tools import ToolChoice, chosen, declared, fingerprint
-from serving.context.window import fit
+from serving.engines.adapters import Adapters
+from serving.engines.router import Assignment, NoSuchArm, assign, override, resume
 from serving.episodes import Episode, Episodes, Opening, new_episode_id
 from serving.errors import ApiError
 from serving.finding import BRANCH, Finder, Found
-from serving.grammar import one_call
-from serving.router import Assignment, NoSuchArm, assign, override, resume
-from serving.sampling import choose, reseeded
+from serving.loop.ask import Ask
+from serving.loop.client_tools import ToolChoice, chosen, declared, fingerprint
+from serving.loop.grammar import one_call
+from serving.loop.sampling import choose, reseeded
+from serving.loop.window import fit
 from tools.template import Template, signatures
 
 WINDOW = "window"

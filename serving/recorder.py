@@ -17,9 +17,9 @@ from feedback.schemas import INTERACTIONS as TOPIC
 from feedback.schemas import Interaction, Sampling, Status
 from serving import history
 from serving.episodes import OPEN, Answer, Episodes, Opening, write_closing, write_opening
+from serving.loop.transcript import Transcript
 from serving.metrics import Metrics
 from serving.tables import INTERACTIONS
-from serving.transcript import Transcript
 from serving.writer import Writer
 
 _log = logging.getLogger(__name__)

@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from feedback.schemas import ToolCall
-from serving import logprobs, sse
-from serving.ask import TextDelta
+from serving import sse
 from serving.errors import ApiError
+from serving.loop import logprobs
+from serving.loop.ask import TextDelta
+from serving.loop.transcript import Transcript
 from serving.opening import Opened
-from serving.transcript import Transcript
 
 
 class ChatShapes:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from deploy.kafka_node import is_answering, prepare_node
-from deploy.machine import look
-from deploy.stack import PROFILES, StackSettings, plan_stack
-from deploy.up import is_well
+from deploy.stack.kafka_node import is_answering, prepare_node
+from deploy.stack.machine import look
+from deploy.stack.plan import PROFILES, StackSettings, plan_stack
+from deploy.stack.up import is_well
 from feedback.agent_file import AgentFile, load_agent_file
 from tests.postgres import Postgres, postgres_server
 from tests.running import free_port, free_ports, running

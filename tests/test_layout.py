@@ -19,9 +19,9 @@ MAY_IMPORT = {
     "deploy": set(PACKAGES),
 }
 OWNERS = {
-    "kafka": ("feedback/kafka.py", "feedback/kafka_reader.py", "deploy/bare_loop.py"),
-    "mlflow": ("online_trainer/registry.py", "serving/adapters.py"),
-    "supervisor": ("deploy/supervision.py",),
+    "kafka": ("feedback/kafka.py", "feedback/kafka_reader.py", "deploy/bench/bare_loop.py"),
+    "mlflow": ("online_trainer/registry.py", "serving/engines/adapters.py"),
+    "supervisor": ("deploy/stack/supervision.py",),
     "fastapi": ("serving/", "deploy/api.py"),
 }
 HEAVY = {"torch", "transformers", "mlflow", "sklearn", "peft", "vllm", "scipy", "matplotlib"}

@@ -15,7 +15,7 @@ from deploy.demo.facts import UpdateTail
 from deploy.demo.stage import Scene, Screen
 from deploy.demo.steering import Steering
 from deploy.simulation.pool import UserPool
-from deploy.up import Stack
+from deploy.stack.up import Stack
 
 LOOK_S = 1.0
 

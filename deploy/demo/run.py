@@ -14,7 +14,6 @@ from typing import Any
 
 from rich.console import Console
 
-from deploy import up
 from deploy.demo import acts
 from deploy.demo.children import Children
 from deploy.demo.clients import read_clients
@@ -27,12 +26,13 @@ from deploy.demo.settle import settle
 from deploy.demo.sizes import Sizes, choose_sizes
 from deploy.demo.steering import Steering
 from deploy.demo.summary import Inputs, series, shortcomings, summarise, table
-from deploy.machine import look
 from deploy.simulation.ledger import Ledger
 from deploy.simulation.pool import UserPool
 from deploy.simulation.talk import Talk
-from deploy.stack import StackSettings, deploy_address, serving_address
-from deploy.supervision import resting
+from deploy.stack import up
+from deploy.stack.machine import look
+from deploy.stack.plan import StackSettings, deploy_address, serving_address
+from deploy.stack.supervision import resting
 from feedback.agent_file import AgentFile, load_agent_file
 from feedback.kafka import KafkaBus
 from serving.auth import ensure_key

@@ -13,7 +13,7 @@ from deploy.demo.heldout import Held
 from deploy.demo.report import Point, Series
 from deploy.evaluate import Evaluation
 from deploy.intervals import Interval, mean_interval, paired_interval
-from deploy.machine import Machine
+from deploy.stack.machine import Machine
 from feedback.schemas import Verdict
 
 

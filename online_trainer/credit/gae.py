@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from online_trainer.credit.protocol import Estimate
-from online_trainer.ppo import blank
+from online_trainer.update.ppo import blank
 
 
 @dataclass(frozen=True)

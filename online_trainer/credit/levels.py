@@ -11,7 +11,7 @@ from torch import Tensor
 
 from online_trainer.credit.gae import gae
 from online_trainer.credit.protocol import Estimate
-from online_trainer.ppo import blank
+from online_trainer.update.ppo import blank
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from online_trainer.ppo import blank
+from online_trainer.update.ppo import blank
 
 DECAY = 0.9
 FLOOR = 0.05

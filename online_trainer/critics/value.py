@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from feedback.training_section import CriticSettings
 from online_trainer.heads import Heads
-from online_trainer.ppo import value_loss
+from online_trainer.update.ppo import value_loss
 
 FOLDS = 5
 HEADS = 2

@@ -10,12 +10,12 @@ from uuid_utils import uuid4
 
 from feedback.schemas import ToolCall
 from serving import sse
-from serving.ask import TextDelta
 from serving.errors import ApiError
+from serving.loop.ask import TextDelta
+from serving.loop.transcript import Transcript
 from serving.opening import Opened
 from serving.reply import id_headers, trace
 from serving.responses.body import ResponsesRequest
-from serving.transcript import Transcript
 
 Keep = Callable[[dict[str, Any]], Awaitable[None]]
 _CODES = {429: "rate_limit_exceeded", 400: "invalid_prompt"}

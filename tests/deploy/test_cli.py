@@ -69,7 +69,7 @@ def key(own_home: Path) -> str:
 
 
 def deploy_port() -> int:
-    from deploy.stack import StackSettings
+    from deploy.stack.plan import StackSettings
 
     return StackSettings().port
 
@@ -170,7 +170,7 @@ def test_a_refusal_keeps_the_servers_words_and_field(key: str) -> None:
 
 @pytest.mark.parametrize(("said", "sent"), [("good", True), ("bad", False), ("0.5", 0.5)])
 def test_a_rating_is_sent_as_what_was_meant(key: str, said: str, sent: object) -> None:
-    from deploy.stack import StackSettings
+    from deploy.stack.plan import StackSettings
 
     with answering(StackSettings().serving_port, 202, {"id": "fb_1", "status": "new"}) as asked:
         done = RUNNER.invoke(app, ["rate", "chatcmpl-1", said])

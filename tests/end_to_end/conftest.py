@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from deploy.supervision import marked_processes
+from deploy.stack.supervision import marked_processes
 from tests.running import free_ports
 
 PORTS = (

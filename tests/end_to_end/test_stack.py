@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from deploy.doctor import is_port_free
-from deploy.supervision import marked_processes, stop_all
+from deploy.stack.doctor import is_port_free
+from deploy.stack.supervision import marked_processes, stop_all
 from tests.end_to_end.conftest import PORTS, LiveStack, environment_for
 from tests.running import eventually
 

@@ -11,7 +11,7 @@ from tests.feedback.broker import PARTITIONS, Broker, free_port
 
 @pytest.fixture(scope="package")
 def kafka_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    from deploy.kafka_node import prepare_node
+    from deploy.stack.kafka_node import prepare_node
 
     folder = tmp_path_factory.mktemp("kafka")
     node = prepare_node(folder, port=free_port(), controller_port=free_port())

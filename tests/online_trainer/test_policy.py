@@ -8,9 +8,7 @@ from torch import nn
 
 from feedback.agent_file import AgentFile
 from feedback.training_section import LoraSettings
-from online_trainer.batch import build, lay_out
 from online_trainer.cpu import cpu_flags, has_bfloat16
-from online_trainer.look import look
 from online_trainer.policy import (
     Policy,
     PolicyError,
@@ -20,6 +18,8 @@ from online_trainer.policy import (
     state_digest,
     write_adapter,
 )
+from online_trainer.update.batch import build, lay_out
+from online_trainer.update.look import look
 from tests.online_trainer.tiny import dialogues, new_policy
 
 IDS = [1, 2, 7, 3, 15, 4, 2, 6, 3, 20]

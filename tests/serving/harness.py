@@ -25,8 +25,8 @@ from feedback.schemas import (
 from serving.app import create_app
 from serving.assembly import running
 from serving.config import Settings
+from serving.engines.stub import Reply, StubEngine, start_stub
 from serving.gateway import Gateway
-from serving.stub_engine import Reply, StubEngine, start_stub
 from tests.serving.tiny import tiny_tokenizer, write_model
 
 AGENT = "travel-desk"

@@ -8,7 +8,7 @@ from langchain_openai import ChatOpenAI
 from pydantic import BaseModel
 
 from tests.serving.harness import AGENT, scripted, world
-from tests.serving.test_client_tools import WEATHER
+from tests.serving.loop.test_client_tools import WEATHER
 
 
 class Trip(BaseModel):

@@ -8,9 +8,9 @@ from typing import Any
 from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletion
 
-from serving.stub_engine import Reply, Script
+from serving.engines.stub import Reply, Script
 from tests.serving.harness import AGENT, World, content, events, scripted, until, world
-from tests.serving.test_client_tools import WEATHER
+from tests.serving.loop.test_client_tools import WEATHER
 from tests.serving.tiny import tiny_tokenizer
 from tools.parse import OPEN
 

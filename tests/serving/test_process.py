@@ -14,7 +14,7 @@ from pathlib import Path
 
 import httpx
 
-from serving.stub_engine import Reply, StubEngine, start_stub
+from serving.engines.stub import Reply, StubEngine, start_stub
 from tests.serving.harness import AGENT, BASE, KEYS, bearer, scripted, until, write_agent
 from tests.serving.tiny import tiny_tokenizer
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from openai import APIError, AsyncOpenAI, BadRequestError, NotFoundError, OpenAI
 
+from serving.engines.stub import Reply
 from serving.responses.body import ResponsesRequest, as_chat, own_messages
-from serving.stub_engine import Reply
 from tests.serving.harness import AGENT, World, scripted, world
 
 WEATHER: Any = {

@@ -18,20 +18,20 @@ from langchain_core.tools import tool
 from feedback.agent_file import Limits
 from feedback.schemas import Sampling
 from serving import sse
-from serving.agent import Agent
-from serving.ask import Ask, TextDelta
 from serving.delivery import Shapes
-from serving.engine import Sampled, read_event
+from serving.engines.engine import Sampled, read_event
+from serving.engines.router import Assignment
 from serving.episodes import Episode, Opening
+from serving.loop.agent import Agent
+from serving.loop.ask import Ask, TextDelta
+from serving.loop.transcript import Transcript
+from serving.loop.visible import markers
 from serving.opening import Opened
 from serving.reply import ChatShapes
 from serving.responses.body import ResponsesRequest
 from serving.responses.shapes import ResponseShapes
-from serving.router import Assignment
-from serving.transcript import Transcript
-from serving.visible import markers
 from tests.serving.harness import content, events
-from tests.serving.test_visible import CUTS, TEXTS, pieces
+from tests.serving.loop.test_visible import CUTS, TEXTS, pieces
 from tests.serving.tiny import tiny_tokenizer, write_model
 from tools.template import load_template, signatures
 from tools.toolbox import Toolbox, ToolLimits

@@ -15,7 +15,7 @@ from deploy.demo.report import write_report
 from deploy.demo.sizes import choose_sizes
 from deploy.demo.summary import Inputs, series, shortcomings, summarise
 from deploy.evaluate import Evaluation
-from deploy.machine import Machine
+from deploy.stack.machine import Machine
 from feedback.agent_file import load_agent_file
 from feedback.schemas import AdapterRef, TrafficSplit, Verdict, VersionVerdict
 from tests.deploy.demo.story import FIRST, bus_of, clients, messages

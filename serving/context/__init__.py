@@ -1,1 +1,0 @@
-"""What of a long episode the model still sees."""
