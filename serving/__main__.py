@@ -17,7 +17,7 @@ from serving.app import create_app
 from serving.assembly import running
 from serving.auth import KeyFileError
 from serving.config import Settings
-from serving.engines.adapters import warm_mlflow
+from serving.engines.adapter_cache import warm_mlflow
 from serving.protocol import BoundedHttp
 
 KEEP_ALIVE_S = 75

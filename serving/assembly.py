@@ -21,7 +21,8 @@ from serving import idempotency
 from serving.auth import load_keys
 from serving.config import Settings
 from serving.edge import EdgeRules
-from serving.engines.adapters import SLOTS, AdapterCache, Adapters, Fetch, fetch_from_mlflow
+from serving.engines.adapter_cache import AdapterCache, Fetch, fetch_from_mlflow
+from serving.engines.adapters import SLOTS, Adapters
 from serving.engines.engine import Engine
 from serving.engines.replica import Replica
 from serving.engines.splits import Listener, News

@@ -20,7 +20,7 @@ MAY_IMPORT = {
 }
 OWNERS = {
     "kafka": ("feedback/kafka.py", "feedback/kafka_reader.py", "deploy/bench/bare_loop.py"),
-    "mlflow": ("online_trainer/registry.py", "serving/engines/adapters.py"),
+    "mlflow": ("online_trainer/registry.py", "serving/engines/adapter_cache.py"),
     "supervisor": ("deploy/stack/supervision.py",),
     "fastapi": ("serving/", "deploy/api.py"),
 }

@@ -9,7 +9,7 @@ import pytest
 
 from feedback.manifest import PROBE, WEIGHTS
 from feedback.schemas import AdapterRef
-from serving.engines.adapters import AdapterCache
+from serving.engines.adapter_cache import AdapterCache
 from serving.engines.replica import Refused
 from serving.engines.stub import Reply
 from tests.serving.harness import BASE, scripted, until, world, write_adapter
