@@ -7,6 +7,8 @@ from sqlalchemy import Connection
 
 from feedback import ledger
 from feedback.agent_file import AgentFile
+from feedback.bus import Record
+from feedback.dead_letters import dead_letter, letter_key
 from feedback.fit import fit_experience
 from feedback.implicit import Pair, follow_ups, verdicts
 from feedback.intake import read_message
@@ -20,7 +22,6 @@ from feedback.schemas import (
     EXPERIENCES,
     FEEDBACK,
     INTERACTIONS,
-    DeadLetter,
     Experience,
     Judgement,
     OutcomeSource,
@@ -110,15 +111,9 @@ class Closer:
 
 def _set_aside(joined: Joined, standing: Standing, closed: Closed, *, reason: str) -> Standing:
     """Records that can be read one by one and make no experience together: a dead letter, and its neighbours go on."""
-    letter = DeadLetter(
-        topic=EXPERIENCES,
-        partition=-1,
-        offset=-1,
-        reason=f"{joined.episode_id}: {reason}",
-        value_base64=None,
-        at=joined.known_at,
-    )
-    closed.outgoing.append(Outgoing(DEAD_LETTERS, joined.episode_id, letter.to_bytes(), joined.known_at))
+    nowhere = Record(EXPERIENCES, -1, -1, joined.episode_id, None, joined.known_at)
+    letter = dead_letter(nowhere, f"{joined.episode_id}: {reason}", at=joined.known_at)
+    closed.outgoing.append(Outgoing(DEAD_LETTERS, letter_key(nowhere), letter.to_bytes(), letter.at))
     closed.set_aside += 1
     return replace(standing, due_at=None, closed=True)
 

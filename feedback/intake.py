@@ -1,6 +1,5 @@
 """Records become state: what can be read is kept once, what cannot becomes a dead letter, and its neighbours go on."""
 
-import base64
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,21 +8,18 @@ from sqlalchemy import Connection
 
 from feedback import ledger
 from feedback.bus import Record
+from feedback.dead_letters import dead_letter, letter_key
 from feedback.join import EpisodeMessage, Stamped, record_key
 from feedback.ledger import Kept, Standing
 from feedback.outbox import Outgoing
 from feedback.schemas import (
     DEAD_LETTERS,
     INTERACTIONS,
-    DeadLetter,
     Feedback,
     Interaction,
     Unreadable,
     read_episode_record,
 )
-
-_DEAD_BYTES = 700_000
-"""Of a value that nobody could read, so much is kept: as base64 it still fits the bus."""
 
 AT_ONCE = 0
 """The due time of an episode that waits for nothing."""
@@ -47,7 +43,8 @@ def take_in(conn: Connection, records: Sequence[Record], *, agent: str, idle_ms:
             message = read_message(record.topic, record.value)
             _check_names(message)
         except Unreadable as reason:
-            intake.dead.append(dead_letter(record, str(reason)))
+            letter = dead_letter(record, str(reason), at=max(0, record.timestamp_ms))
+            intake.dead.append(Outgoing(DEAD_LETTERS, letter_key(record), letter.to_bytes(), letter.at))
             intake.dead_by_topic[record.topic] += 1
             continue
         if message.agent != agent:
@@ -98,20 +95,3 @@ def _check_names(message: EpisodeMessage) -> None:
     """PostgreSQL stores no NUL in text, and no id of ours has one. Raises Unreadable."""
     if "\0" in message.episode_id or "\0" in record_key(message):
         raise Unreadable("an id holds a NUL")
-
-
-def dead_letter(record: Record, reason: str) -> Outgoing:
-    """The record as people will find it, with where it came from."""
-    value = record.value
-    if value is not None and len(value) > _DEAD_BYTES:
-        value, reason = value[:_DEAD_BYTES], f"{reason} (first {_DEAD_BYTES} of {len(value)} bytes)"
-    letter = DeadLetter(
-        topic=record.topic,
-        partition=record.partition,
-        offset=record.offset,
-        reason=reason,
-        value_base64=None if value is None else base64.b64encode(value).decode(),
-        at=max(0, record.timestamp_ms),
-    )
-    key = (record.key or "").replace("\0", "")
-    return Outgoing(DEAD_LETTERS, key, letter.to_bytes(), letter.at)
