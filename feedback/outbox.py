@@ -144,7 +144,7 @@ class Drainer:
                 failing = False
             except (BusError, SQLAlchemyError) as error:
                 if not failing:
-                    _log.warning("outbox waits, %d records: %s", self._outbox.depth(), error)
+                    _log.warning("outbox waits: %s", error)
                 failing = True
             if last:
                 return

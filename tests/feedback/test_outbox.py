@@ -117,3 +117,21 @@ def test_the_drainer_waits_out_a_broken_bus_and_empties_the_outbox_at_stop(engin
     put(engine, outbox, b"2")
     drainer.stop()
     assert values(bus) == [b"1", b"2"]
+
+
+def test_the_drainer_outlives_a_database_that_was_away(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+    bus, outbox = MemoryBus(), Outbox(engine, bound=100)
+    put(engine, outbox, b"1")
+    with engine.begin() as conn:
+        conn.exec_driver_sql("ALTER TABLE outbox RENAME TO away")
+    drainer = Drainer(outbox, bus, interval_s=0.01)
+    drainer.start()
+    deadline = time.monotonic() + 10
+    while "outbox waits" not in caplog.text:
+        assert time.monotonic() < deadline
+    with engine.begin() as conn:
+        conn.exec_driver_sql("ALTER TABLE away RENAME TO outbox")
+    while not values(bus):
+        assert time.monotonic() < deadline
+    drainer.stop()
+    assert values(bus) == [b"1"]
