@@ -76,7 +76,7 @@ class Bus(Protocol):
     """Sends records and makes readers."""
 
     def send(self, topic: str, key: str, value: bytes, *, timestamp_ms: int | None = None) -> None:
-        """Buffer one record. Raises Oversized, or BusError when the broker is out of reach."""
+        """Buffer one record. Raises Oversized (what was buffered stays), or BusError, and what was sent is unknown."""
 
     def flush(self, timeout_s: float) -> None:
         """Return once everything this thread sent is acknowledged; else BusError, and what was sent is unknown."""
@@ -138,6 +138,8 @@ class MemoryBus:
         """Buffered until `flush`. Without a timestamp the record's is 0: tests say what time it is."""
         check_size(topic, value)
         with self._changed:
+            if self.down:
+                self._pending.pop(threading.get_ident(), None)
             self._refuse_when_down()
             self._pending[threading.get_ident()].append((topic, key, value, timestamp_ms or 0))
 

@@ -14,7 +14,6 @@ from typing import Any
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
 from kafka.admin import ConfigResource
 from kafka.errors import KafkaError, TopicAlreadyExistsError
-from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
 
 from feedback.bus import COMPACTED, BusError, TopicMismatch, check_size
 from feedback.kafka_reader import BLOCK_MS, DISCOVER_S, KafkaReader
@@ -33,8 +32,6 @@ class KafkaBus:
     """Connects when it is first used, and again after every failure; the broker may be absent when it is built."""
 
     def __init__(self, bootstrap: str, client_id: str) -> None:
-        self.undelivered = 0
-        """Records that were sent and not acknowledged; whoever sent them keeps them and sends again."""
         self._bootstrap = bootstrap
         self._client_id = client_id
         self._lock = threading.Lock()
@@ -42,14 +39,13 @@ class KafkaBus:
         self._pending: defaultdict[int, list[Any]] = defaultdict(list)
 
     def send(self, topic: str, key: str, value: bytes, *, timestamp_ms: int | None = None) -> None:
-        """Buffer one record; waits at most 10 s for a broker."""
+        """Buffer one record; waits at most 10 s for a broker. Where it fails, what this thread had buffered is given up."""
         check_size(topic, value)
-        producer = self._connected()
         try:
-            future = producer.send(topic, value=value, key=key.encode(), timestamp_ms=timestamp_ms)
-        except KafkaError as error:
-            self._reset(producer)
-            raise BusError(f"{topic}: not sent: {error}") from error
+            future = self._buffer(topic, key.encode(), value, timestamp_ms)
+        except BusError:
+            self._pending.pop(threading.get_ident(), None)
+            raise
         self._pending[threading.get_ident()].append(future)
 
     def flush(self, timeout_s: float) -> None:
@@ -59,16 +55,16 @@ class KafkaBus:
         if not futures:
             return
         if producer is None:
-            self._fail(len(futures), "the connection was lost")
+            raise _not_acknowledged(futures, "the connection was lost")
         try:
             producer.flush(timeout=timeout_s)
         except KafkaError as error:
             self._reset(producer)
-            self._fail(sum(not future.succeeded() for future in futures), str(error))
+            raise _not_acknowledged(futures, str(error)) from error
         failed = [future for future in futures if not future.succeeded()]
         if failed:
             self._reset(producer)
-            self._fail(len(failed), str(failed[0].exception))
+            raise _not_acknowledged(failed, str(failed[0].exception))
 
     def ensure_topics(self, partitions: int) -> None:
         """Create what is missing; refuse what exists with another partition count or clean-up policy."""
@@ -98,6 +94,14 @@ class KafkaBus:
                 producer.flush(timeout=1)
             _abandon(producer)
 
+    def _buffer(self, topic: str, key: bytes, value: bytes, timestamp_ms: int | None) -> Any:
+        producer = self._connected()
+        try:
+            return producer.send(topic, value=value, key=key, timestamp_ms=timestamp_ms)
+        except KafkaError as error:
+            self._reset(producer)
+            raise BusError(f"{topic}: not sent: {error}") from error
+
     def _connected(self) -> Any:
         with self._lock:
             if self._producer is None:
@@ -125,10 +129,6 @@ class KafkaBus:
             if self._producer is producer:
                 self._producer = None
         _abandon(producer)
-
-    def _fail(self, count: int, reason: str) -> None:
-        self.undelivered += count
-        raise BusError(f"{count} records not acknowledged: {reason}")
 
     def _open_consumer(self) -> Any:
         return KafkaConsumer(
@@ -164,17 +164,9 @@ class KafkaBus:
         raise BusError(f"no Kafka at {self._bootstrap}")
 
 
-def wait_for_broker(bus: KafkaBus, *, partitions: int, timeout_s: float) -> None:
-    """Keep trying `ensure_topics` while a broker starts. Raises TopicMismatch at once, another BusError at the end."""
-    retrying = Retrying(
-        retry=retry_if_exception(
-            lambda error: isinstance(error, BusError) and not isinstance(error, TopicMismatch)
-        ),
-        wait=wait_random_exponential(multiplier=0.2, max=2),
-        stop=stop_after_delay(timeout_s),
-        reraise=True,
-    )
-    retrying(bus.ensure_topics, partitions)
+def _not_acknowledged(futures: Sequence[Any], reason: str) -> BusError:
+    count = sum(not future.succeeded() for future in futures)
+    return BusError(f"{count} records not acknowledged: {reason}")
 
 
 def _abandon(producer: Any) -> None:

@@ -3,6 +3,7 @@
 It belongs to no group and never commits an offset; a broker that is away is silence, and what retention took is counted.
 """
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -63,10 +64,7 @@ class KafkaReader:
             if not self._positions:
                 time.sleep(min(timeout_s, 0.1))
                 return []
-            fetched = self._consumer.poll(timeout_ms=int(timeout_s * 1000), max_records=max_records)
-        except OffsetOutOfRangeError as error:
-            self._step_over_loss(error)
-            return []
+            fetched = self._fetch(timeout_s, max_records)
         except (BusError, KafkaError) as error:
             _log.warning("reading %s: %s", ",".join(self._topics), error)
             self._drop_consumer()
@@ -86,6 +84,16 @@ class KafkaReader:
     def close(self) -> None:
         """Let go of the connection."""
         self._drop_consumer()
+
+    def _fetch(self, timeout_s: float, max_records: int) -> Mapping[Any, Sequence[Any]]:
+        try:
+            found: Mapping[Any, Sequence[Any]] = self._consumer.poll(
+                timeout_ms=int(timeout_s * 1000), max_records=max_records
+            )
+            return found
+        except OffsetOutOfRangeError as error:
+            self._step_over_loss(error)
+            return {}
 
     def _record(self, raw: Any) -> Record:
         self._positions[raw.topic, raw.partition] = raw.offset + 1
@@ -135,6 +143,7 @@ class KafkaReader:
         self._wanted |= self._positions
         self._positions = {}
         self._discover_at = 0.0
-        if self._consumer is not None:
-            self._consumer.close(autocommit=False, timeout_ms=1_000)
-            self._consumer = None
+        consumer, self._consumer = self._consumer, None
+        if consumer is not None:
+            with contextlib.suppress(KafkaError):
+                consumer.close(autocommit=False, timeout_ms=1_000)

@@ -4,9 +4,11 @@ import os
 import signal
 import socket
 import subprocess
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
+from feedback.__main__ import make_topics
 from feedback.kafka import KafkaBus
 
 PARTITIONS = 2
@@ -29,6 +31,16 @@ class Broker:
         assert self.process is not None
         os.kill(self.process.pid, number)
         self.process.wait(timeout=30)
+
+    def wait_until_ready(self, timeout_s: float = 60.0) -> None:
+        """Return once it has the topics."""
+        too_late = threading.Event()
+        timer = threading.Timer(timeout_s, too_late.set)
+        timer.start()
+        try:
+            assert make_topics(self.bus(), PARTITIONS, too_late), "the broker did not start"
+        finally:
+            timer.cancel()
 
     def bus(self) -> KafkaBus:
         return KafkaBus(self.bootstrap, "contract")

@@ -5,8 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from feedback.kafka import wait_for_broker
-from tests.feedback.broker import PARTITIONS, Broker, free_port
+from tests.feedback.broker import Broker, free_port
 
 
 @pytest.fixture(scope="package")
@@ -17,7 +16,7 @@ def kafka_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     node = prepare_node(folder, port=free_port(), controller_port=free_port())
     broker = Broker(node.command, node.bootstrap, folder / "broker.log")
     broker.start()
-    wait_for_broker(broker.bus(), partitions=PARTITIONS, timeout_s=60)
+    broker.wait_until_ready()
     yield broker
     broker.stop()
     gc.collect()
