@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import orjson
 import uvicorn
+from safetensors.numpy import save_file
 
 from feedback.bus import MemoryBus
 from feedback.manifest import CONFIG, PROBE, WEIGHTS, seal
@@ -153,13 +155,23 @@ def write_agent(folder: Path, **changes: Any) -> Path:
 
 
 def write_adapter(
-    folder: Path, version: str, *, shift: float = 0.05, prompts: Sequence[Sequence[int]] = ((5, 6, 7, 8),)
+    folder: Path,
+    version: str,
+    *,
+    shift: float = 0.05,
+    prompts: Sequence[Sequence[int]] = ((5, 6, 7, 8),),
+    lora_b: float = 0.5,
 ) -> AdapterRef:
     """A sealed adapter folder that the stub loads; its probe says that it moves log-probabilities by `shift`."""
     path = folder / version
     path.mkdir(parents=True)
     (path / CONFIG).write_text("{}")
-    (path / WEIGHTS).write_bytes(version.encode())
+    name = "base_model.model.model.layers.0.self_attn.q_proj.lora_{}.weight"
+    pair = {
+        name.format("A"): np.full((2, 4), 0.5, np.float32),
+        name.format("B"): np.full((4, 2), lora_b, np.float32),
+    }
+    save_file(pair, path / WEIGHTS, metadata={"version": version})
     base = [[-0.5] * (len(prompt) - 1) for prompt in prompts]
     moved = [[value + shift for value in row] for row in base]
     probe = {"prompts": [list(prompt) for prompt in prompts], "logprobs": moved, "base_logprobs": base}

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -9,8 +10,6 @@ import pytest
 
 from feedback.manifest import PROBE, WEIGHTS
 from feedback.schemas import AdapterRef
-from serving.engines.adapter_cache import AdapterCache
-from serving.engines.replica import Refused
 from serving.engines.stub import Reply
 from tests.serving.harness import BASE, scripted, until, world, write_adapter
 
@@ -115,6 +114,18 @@ async def test_a_bad_adapter_is_refused_and_the_champion_stays(tmp_path: Path, f
         assert f'ratchet_adapter_info{{state="refused",version="{bad.version}"}} 1.0' in metrics
 
 
+@pytest.mark.parametrize("lora_b", [0.0, math.nan, math.inf])
+async def test_weights_that_do_nothing_or_are_no_numbers_never_reach_an_engine(
+    tmp_path: Path, lora_b: float
+) -> None:
+    bad = write_adapter(tmp_path / "made", named(1), lora_b=lora_b)
+    async with world(tmp_path) as here:
+        here.publish(candidate=bad, share=1.0, salt="s", canary_id="cn_1")
+        await until(lambda: bad.version in here.gateway.adapters.replicas[0].refused)
+        assert here.stub.loads == []
+        assert (await here.answer("Hi"))["agent"]["adapter"] == BASE
+
+
 def write_adapter_without_probe(made: Path, version: str) -> AdapterRef:
     from feedback.manifest import MANIFEST, seal
 
@@ -208,28 +219,6 @@ async def test_credits_are_shown_with_their_episode(tmp_path: Path) -> None:
         while not shown:
             shown = (await here.http.get(url, headers=headers)).json()["credits"]
         assert [each["update_id"] for each in shown] == ["up_1"]
-
-
-def test_the_cache_never_shows_half_an_adapter(tmp_path: Path) -> None:
-    ref = write_adapter(tmp_path / "made", named(1))
-
-    def interrupted(uri: str, into: Path) -> Path:
-        (into / WEIGHTS).write_bytes(b"half")
-        raise OSError("the registry went away")
-
-    cache = AdapterCache(tmp_path, interrupted)
-    with pytest.raises(OSError, match="went away"):
-        cache.folder(ref)
-    assert list((tmp_path / "adapters").iterdir()) == []
-
-    def wrong(uri: str, into: Path) -> Path:
-        shutil.copytree(Path(uri.removeprefix("file://")), into, dirs_exist_ok=True)
-        (into / "stale.bin").write_bytes(b"old")
-        return into
-
-    with pytest.raises(Refused):
-        AdapterCache(tmp_path, wrong).folder(ref)
-    assert list((tmp_path / "adapters").iterdir()) == []
 
 
 def test_the_probe_file_is_what_the_trainer_writes(tmp_path: Path) -> None:
