@@ -1,6 +1,5 @@
 """What the bus brings: offers and episodes into the ledger, and the positions they came from in the same transaction."""
 
-import base64
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -12,13 +11,13 @@ from deploy.canary import history, units
 from deploy.canary.steering import TRAINER, Refused, Steering
 from deploy.canary.trial import CONTROLLER
 from feedback.bus import Bus, BusError, Partition, Reader, Record, TopicMismatch
+from feedback.dead_letters import dead_letter, letter_key
 from feedback.outbox import Outbox
 from feedback.schemas import (
     DEAD_LETTERS,
     EXPERIENCES,
     UPDATES,
     AdapterRef,
-    DeadLetter,
     Decision,
     Experience,
     Unreadable,
@@ -113,15 +112,8 @@ class Intake:
 
     def _bury(self, conn: Connection, record: Record, *, reason: str, now: int) -> None:
         log.warning("dead letter: %s-%d@%d: %s", record.topic, record.partition, record.offset, reason)
-        letter = DeadLetter(
-            topic=record.topic,
-            partition=record.partition,
-            offset=record.offset,
-            reason=reason,
-            value_base64=None if record.value is None else base64.b64encode(record.value).decode(),
-            at=now,
-        )
-        self._outbox.put(conn, DEAD_LETTERS, record.key or "", letter.to_bytes(), now)
+        letter = dead_letter(record, reason, at=now)
+        self._outbox.put(conn, DEAD_LETTERS, letter_key(record), letter.to_bytes(), now)
 
 
 def _take_one(conn: Connection, record: Record, *, steering: Steering) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import SQLAlchemyError
 
 from deploy.canary import history, ledger
 from feedback.store import reading
@@ -66,20 +67,24 @@ class Projection:
         self._wake.set()
 
     def write(self) -> bool:
-        """Write if needed; whether the aliases are as they should be."""
-        with self._engine.connect() as conn:
-            if history.newest_split(conn) is None:
-                return True
-            wanted = wanted_aliases(conn)
-        if wanted == self.written and time.monotonic() - self._written_at < self._repeat_s:
-            return True
+        """Write if needed; whether the aliases are as they should be. A database or registry that refuses is asked again."""
         try:
+            wanted = self._wanted()
+            if wanted is None:
+                return True
             self._registrar.set_aliases(wanted)
-        except self._down as error:
-            log.warning("aliases wait for MLflow: %s", error)
+        except (SQLAlchemyError, self._down) as error:
+            log.warning("aliases wait: %s", str(error).partition("\n")[0])
             return False
         self.written, self._written_at = wanted, time.monotonic()
         return True
+
+    def _wanted(self) -> Aliases | None:
+        """What must be written now, if anything."""
+        with self._engine.connect() as conn:
+            wanted = None if history.newest_split(conn) is None else wanted_aliases(conn)
+        is_fresh = time.monotonic() - self._written_at < self._repeat_s
+        return None if wanted == self.written and is_fresh else wanted
 
     def _run(self) -> None:
         while not self._stopping.is_set():

@@ -2,6 +2,7 @@
 and writes the split that follows from both into the outbox. Nothing here is half done after a kill.
 """
 
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -80,6 +81,7 @@ class Steering:
     def offer(self, conn: Connection, ref: AdapterRef, *, parent: str | None, actor: str) -> Offered:
         """A version asks to be tried. Offering what waits or runs already changes nothing. Raises Refused."""
         now = self.clock()
+        self._refuse_nameless(ref)
         known = ledger.find_version(conn, ref.version)
         if known is not None and known.digest != ref.digest:
             raise Refused(f"{ref.version} stands for {known.digest}; a name is never bound to other bytes")
@@ -95,6 +97,14 @@ class Steering:
         if known is None:
             ledger.add_version(conn, ref, parent=parent, source=actor, now=now)
         return Offered(self.enqueue(conn, ref.version, actor=actor), new=True)
+
+    def _refuse_nameless(self, ref: AdapterRef) -> None:
+        """Serving and the numbering rely on it: a numbered version of this agent that stands for bytes."""
+        prefix, _, number = ref.version.rpartition("-")
+        if prefix != self.agent.agent or not re.fullmatch(r"[0-9]{6}", number):
+            raise Refused(f"{ref.version!r:.100} is no version name of {self.agent.agent}")
+        if ref.version != self.agent.base_version and not (ref.uri and ref.digest):
+            raise Refused(f"{ref.version} names no bytes: its digest or its address is missing")
 
     def enqueue(self, conn: Connection, version: str, *, actor: str) -> str:
         """A new canary at the end of the queue; a newer offer of the trainer takes the place of its waiting one."""

@@ -160,20 +160,21 @@ class Stage:
         for _ in range(3):
             self.turn()
 
-    def offer(self, number: int, *, parent: int = 0, digest: str | None = None, at: int | None = None) -> str:
+    def offer(self, number: int, *, parent: int = 0, **changes: Any) -> str:
         """The trainer offers a version."""
         version = f"{self.agent.agent}-{number:06d}"
-        update = Update(
-            update_id=f"up_{number}",
-            agent=self.agent.agent,
-            version=version,
-            parent=f"{self.agent.agent}-{parent:06d}",
-            reference=self.agent.base_version,
-            digest=digest or f"sha256:{number}",
-            uri=f"models:/m-{number}",
-            decision=Decision.ACCEPTED,
-            at=at or self.now,
-        )
+        fields: dict[str, Any] = {
+            "update_id": f"up_{number}",
+            "agent": self.agent.agent,
+            "version": version,
+            "parent": f"{self.agent.agent}-{parent:06d}",
+            "reference": self.agent.base_version,
+            "digest": f"sha256:{number}",
+            "uri": f"models:/m-{number}",
+            "decision": Decision.ACCEPTED,
+            "at": self.now,
+        }
+        update = Update.model_validate(fields | changes)
         self.bus.append(UPDATES, self.agent.agent, update.to_bytes(), timestamp_ms=self.now)
         return version
 

@@ -8,11 +8,16 @@ from sqlalchemy import select
 from deploy.canary import ledger
 from deploy.canary.judging import judge_units
 from deploy.canary.projection import Projection
+from deploy.canary.steering import Steering
+from deploy.canary.tables import create_tables
 from deploy.canary.trial import Illegal, Phase
 from deploy.canary.units import UNITS
-from feedback.schemas import DEAD_LETTERS, EXPERIENCES, TRAFFIC_SPLITS, Verdict
-from feedback.store import Zombie
+from feedback.bus import MAX_VALUE_BYTES
+from feedback.outbox import Outbox
+from feedback.schemas import DEAD_LETTERS, EXPERIENCES, TRAFFIC_SPLITS, DeadLetter, Verdict
+from feedback.store import Zombie, open_database
 from tests.deploy.parts import AGENT, Away, Stage
+from tests.running import eventually
 
 BASE = "travel-desk-000000"
 
@@ -190,6 +195,21 @@ def test_the_holdout_is_never_evidence_for_the_canary(stage: Stage) -> None:
     assert (state.units, state.episodes0) == (0, 0)
 
 
+def test_a_candidate_that_the_engines_refused_fails_at_once(stage: Stage) -> None:
+    """The gateway puts its split in force without it: the generation is new, the canary is not named."""
+    stage.offer(1)
+    stage.turn()
+    for _ in range(19):
+        stage.episode("champion", 1, canary_id=None)
+    stage.settle()
+    assert stage.canaries()[0].phase is Phase.PROGRESSING
+    stage.episode("champion", 1, canary_id=None)
+    stage.settle()
+    first = stage.canaries()[0]
+    assert (first.phase, first.verdict) == (Phase.FAILED, Verdict.ABORTED)
+    assert "its engines refused travel-desk-000001" in first.reason
+
+
 def test_a_candidate_that_no_engine_runs_fails_and_lets_the_next_begin(stage: Stage) -> None:
     """Its split never takes effect: episodes go on under the old one."""
     old = stage.split
@@ -230,6 +250,38 @@ def test_poison_becomes_a_dead_letter_and_neighbours_are_read(stage: Stage) -> N
     state = stage.canaries()[0].state
     assert state is not None
     assert state.units == 1
+
+
+def test_a_poison_record_of_the_largest_size_becomes_a_dead_letter(stage: Stage) -> None:
+    stage.bus.append(EXPERIENCES, "ep_bad", b"x" * MAX_VALUE_BYTES)
+    stage.episode("champion", 1)
+    stage.settle()
+    (buried,) = stage.bus.read(DEAD_LETTERS)
+    letter = DeadLetter.from_bytes(buried.value)
+    assert (letter.topic, letter.offset) == (EXPERIENCES, 0)
+    assert "JSON" in letter.reason
+    assert len(buried.value) <= MAX_VALUE_BYTES
+    with stage.engine.connect() as conn:
+        assert len(conn.execute(select(UNITS)).all()) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"version": "newest"}, "no version name of travel-desk"),
+        ({"version": "another-desk-000001"}, "no version name of travel-desk"),
+        ({"digest": None}, "names no bytes"),
+    ],
+)
+def test_an_offer_that_names_no_version_of_this_agent_is_refused_and_the_next_is_tried(
+    stage: Stage, changes: dict[str, str | None], said: str
+) -> None:
+    stage.offer(1, **changes)
+    good = stage.offer(2)
+    stage.turn()
+    assert stage.split.candidate is not None
+    assert stage.split.candidate.version == good
+    assert [said in event["reason"] for event in stage.events()].count(True) == 1
 
 
 def test_undo_twice_goes_back_twice(stage: Stage) -> None:
@@ -313,6 +365,19 @@ def test_aliases_that_somebody_moved_are_put_back(stage: Stage) -> None:
     for _ in range(2):
         due.write()
     assert stage.registry.aliases["champion"] == BASE
+
+
+def test_a_database_that_refuses_delays_the_aliases_and_does_not_end_them(
+    stage: Stage, tmp_path: Path
+) -> None:
+    later = open_database("deploy", home=tmp_path / "later")
+    projection = Projection(later, stage.registry, down=Away, retry_s=0.01, repeat_s=0.01)
+    assert not projection.write()
+    projection.start()
+    create_tables(later)
+    Steering(later, Outbox(later, 10), AGENT, clock=lambda: 1).open()
+    assert eventually(lambda: stage.registry.aliases.get("champion") == BASE)
+    projection.stop()
 
 
 def test_a_bus_that_is_away_stops_nothing_and_takes_no_unit(stage: Stage) -> None:
