@@ -17,7 +17,7 @@ from online_trainer import account
 from online_trainer.assign import Assigned
 from online_trainer.features import Survey
 from online_trainer.judge import Judgement
-from online_trainer.publish import gate, read_probe, write_candidate
+from online_trainer.publish import gate, probed, write_candidate
 from online_trainer.take import Taken
 from online_trainer.trainer import Trainer
 from online_trainer.update.batch import Batch, NothingToTrain, build, mark
@@ -97,9 +97,9 @@ def _through_the_gate(
     folder = parts.adapters / name
     digest = write_candidate(trainer.policy, folder, probe=parts.probe, base_version=parts.agent.base_version)
     parent = parts.adapters / progress.head_folder if progress.head_folder else None
-    probed = _probed(trainer, folder, parent, step)
-    fault = probe_fault(probed, drop=parts.agent.training.trust.probe_drop)
-    measures = {"probe/change": probed.mean, "probe/upper": probed.upper} if probed.count else {}
+    change = _probe_change(trainer, folder, parent, step)
+    fault = probe_fault(change, drop=parts.agent.training.trust.probe_drop)
+    measures = {"probe/change": change.mean, "probe/upper": change.upper} if change.count else {}
     if reasons := (*gate(folder, parts.expected, parent=parent), *fault):
         step.before.restore(trainer.policy, trainer.optimizer)
         return Made(Decision.REFUSED, reasons, step, unused, None, "", measures)
@@ -107,12 +107,12 @@ def _through_the_gate(
     return Made(step.outcome.decision, step.outcome.reasons, step, unused, digest, name, measures)
 
 
-def _probed(trainer: Trainer, folder: Path, parent: Path | None, step: Step) -> Change:
+def _probe_change(trainer: Trainer, folder: Path, parent: Path | None, step: Step) -> Change:
     """New - old on the fixed probe. The old figures lie beside the parent; without one they are made where they decide."""
     parts = trainer.parts
-    old = None if parent is None else read_probe(parent, parts.probe)
+    old = None if parent is None else probed(parent, parts.probe)
     if old is None and parts.agent.training.trust.probe_drop is not None:
         with trainer.policy.under(step.before.weights):
             old = [trainer.policy.score(ids) for ids in parts.probe]
-    new = read_probe(folder, parts.probe)
+    new = probed(folder, parts.probe)
     return Change() if old is None or new is None else probe_change(new, old)

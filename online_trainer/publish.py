@@ -6,7 +6,6 @@ nothing else. The publisher's thread owns no state of the trainer: what it did c
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import shutil
@@ -16,7 +15,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from feedback.manifest import PROBE, publish, seal
+from feedback.manifest import publish, seal
+from feedback.probe import Probe, read_probe
 from feedback.schemas import version_number
 from online_trainer.gate import Expected, inspect_adapter
 from online_trainer.policy import Policy, State, read_adapter, write_adapter
@@ -36,33 +36,27 @@ def write_candidate(policy: Policy, final: Path, *, probe: Sequence[Sequence[int
         shutil.rmtree(old, ignore_errors=True)
     temporary.mkdir(parents=True)
     write_adapter(temporary, policy.state(), lora=policy.lora, base=base_version)
-    (temporary / PROBE).write_text(json.dumps(_probe(policy, probe)))
+    measure_probe(policy, probe).write(temporary)
     digest = seal(temporary)
     publish(temporary, final)
     return digest
 
 
-def _probe(
-    policy: Policy, prompts: Sequence[Sequence[int]]
-) -> dict[str, list[list[int]] | list[list[float]]]:
-    """Fixed conversations with the log-probs that the engine must agree with, and the base's that it must not equal."""
+def measure_probe(policy: Policy, prompts: Sequence[Sequence[int]]) -> Probe:
+    """What the engine must agree with, and the base model that it must differ from."""
     with policy.under(None):
-        base = [policy.score(ids) for ids in prompts]
-    return {
-        "prompts": [list(ids) for ids in prompts],
-        "logprobs": [policy.score(ids) for ids in prompts],
-        "base_logprobs": base,
-    }
+        base = tuple(tuple(policy.score(ids)) for ids in prompts)
+    scored = tuple(tuple(policy.score(ids)) for ids in prompts)
+    return Probe(prompts=tuple(map(tuple, prompts)), logprobs=scored, base_logprobs=base)
 
 
-def read_probe(folder: Path, prompts: Sequence[Sequence[int]]) -> list[list[float]] | None:
+def probed(folder: Path, prompts: Sequence[Sequence[int]]) -> Sequence[Sequence[float]] | None:
     """A written adapter's log-probs on these prompts; None when it is gone or was probed with others."""
     try:
-        found = json.loads((folder / PROBE).read_text())
-    except FileNotFoundError:
+        found = read_probe(folder)
+    except ValueError:
         return None
-    same = found["prompts"] == [list(ids) for ids in prompts]
-    return [[float(value) for value in row] for row in found["logprobs"]] if same else None
+    return found.logprobs if found.prompts == tuple(map(tuple, prompts)) else None
 
 
 def tidy(folders: Path, *, keep: Collection[str]) -> None:

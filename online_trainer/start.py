@@ -21,7 +21,7 @@ from online_trainer.gate import expected_adapter
 from online_trainer.monitor import Monitor
 from online_trainer.policy import Policy, PolicyError, load_base
 from online_trainer.probe import probe_prompts
-from online_trainer.publish import Publisher
+from online_trainer.publish import Publisher, measure_probe
 from online_trainer.registry import Registry
 from online_trainer.state import Progress
 from online_trainer.trainer import Parts, Trainer, open_trainer
@@ -67,6 +67,10 @@ def _build(settings: Settings, agent: AgentFile, lease: Lease, clock: Callable[[
         expected = expected_adapter(agent.model.path, agent.training.lora)
     except (PolicyError, OSError, ValueError) as error:
         raise StartError(f"model {agent.model.path}: {error}") from error
+    probe = probe_prompts(agent)
+    measure_probe(policy, probe).write(
+        settings.folder
+    )  # what `ratchet up` holds each engine's base model against
     registry = Registry(settings.mlflow, agent.agent, timeout_s=settings.publish_timeout_s)
     adapters = settings.folder / "adapters"
     publisher = Publisher(registry, adapters, agent=agent.agent, retry_s=settings.publish_retry_s)
@@ -78,7 +82,7 @@ def _build(settings: Settings, agent: AgentFile, lease: Lease, clock: Callable[[
         monitor=Monitor(),
         expected=expected,
         adapters=adapters,
-        probe=probe_prompts(agent),
+        probe=probe,
         spell=speller(agent),
         clock=clock,
     )

@@ -17,7 +17,8 @@ from feedback.outbox import Outbox
 
 STUCK_MS = 600_000
 STUCK_EPISODES = 20
-"""Ten minutes after it began, this many episodes and none of them under its split: no engine runs the candidate."""
+"""So many episodes passed a candidate by and none met it: at once where the gateway put the split in force without it
+(its engines refused the adapter), after ten minutes where the split never came into force."""
 
 _ARMS = {"champion": 0, "candidate": 1}
 ANCHOR = "anchor"
@@ -103,14 +104,15 @@ class _Trial:
         canary = self._canary
         if canary is None or canary.phase is not Phase.PROGRESSING or canary.episodes0 or canary.episodes1:
             return
+        missed = units.turned_away(self._conn, generation=self._first_generation)
+        why = f"its engines refused {canary.version}"
         since = canary.deadline_from + STUCK_MS
-        if self._now > since:
+        if missed < STUCK_EPISODES and self._now > since:
             missed = units.bypassed(self._conn, canary.canary_id, since=since)
-            if missed >= STUCK_EPISODES:
-                reason = f"{missed} episodes passed it by: no engine runs {canary.version}"
-                self._canary = self._steering.record(
-                    self._conn, verbs.fail(canary, reason=reason, now=self._now)
-                )
+            why = f"no engine runs {canary.version}"
+        if missed >= STUCK_EPISODES:
+            reason = f"{missed} episodes passed it by: {why}"
+            self._canary = self._steering.record(self._conn, verbs.fail(canary, reason=reason, now=self._now))
 
     def close(self) -> None:
         """Save evidence that moved nothing."""

@@ -150,6 +150,17 @@ def bypassed(conn: Connection, canary_id: str, *, since: int) -> int:
     return conn.execute(query).scalar_one()
 
 
+def turned_away(conn: Connection, *, generation: int) -> int:
+    """Live episodes under a canary's split that were assigned without it: the gateway's engines refused the candidate."""
+    query = select(func.count()).where(
+        UNITS.c.generation >= generation,
+        UNITS.c.arm != "holdout",
+        UNITS.c.canary_id.is_(None),
+        UNITS.c.left_out.is_(None),
+    )
+    return conn.execute(query).scalar_one()
+
+
 def totals(conn: Connection) -> dict[str, dict[str, int]]:
     """Episodes taken and outcomes known, by arm."""
     query = (

@@ -16,6 +16,7 @@ from deploy.stack.doctor import Level, examine
 from deploy.stack.engine import EngineError
 from deploy.stack.kafka_node import is_answering
 from deploy.stack.machine import look
+from deploy.stack.parity import ParityError, check_engines
 from deploy.stack.plan import Part, Plan, StackSettings, plan_stack
 from deploy.stack.supervision import (
     State,
@@ -27,6 +28,7 @@ from deploy.stack.supervision import (
     supervisor_pid,
 )
 from feedback.agent_file import AgentFile, load_agent_file
+from feedback.probe import read_probe
 from serving.auth import ensure_key
 
 # A part that comes back this often while the stack starts is broken, not unlucky.
@@ -144,7 +146,14 @@ def start(settings: StackSettings, show: Show) -> Stack:
             raise UpError(f"{finding.about}: {finding.said}; {finding.todo}")
     # Two processes read the keys at their start; they must find the same ones.
     ensure_key(settings.home)
-    return run_plan(settings, plan, show)
+    stack = run_plan(settings, plan, show)
+    try:
+        engines = plan.environment["SERVING_ENGINES"].split(",")
+        check_engines(engines, base_version=agent.base_version, start=read_probe(settings.home / "trainer"))
+    except (ParityError, ValueError) as error:
+        stack.stop()
+        raise UpError(str(error)) from error
+    return stack
 
 
 def claim_home(home: Path) -> None:

@@ -4,20 +4,16 @@ A version is routable here only after the engine listed it under our own path (o
 base model) and a probe agreed with the trainer. A check that fails refuses the version, never the traffic.
 """
 
-import json
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from feedback.manifest import PROBE
+from feedback.probe import Probe, disagreement, read_probe
 from feedback.schemas import AdapterRef
 from serving.engines.engine import Card, Engine, EngineBroken, EngineError, EngineSlow
 
 _log = logging.getLogger(__name__)
 
-AGREES = 0.02  # mean |difference| to the trainer's log-probabilities that is still the same model
-DIFFERS = 1e-6  # mean |difference| to the base below which an adapter does nothing
 _SHARP = -0.2  # log-probability at T = 0.01 that only raw mode falls below
 _CHECKED_TOKENS = 4
 _PATIENCE = 12  # looks in a row without an answer before a busy engine counts as gone
@@ -29,23 +25,6 @@ class Refused(Exception):
 
 class Unfit(Exception):
     """This engine cannot be used at all as it was started; the text says which flag is missing."""
-
-
-@dataclass(frozen=True, slots=True)
-class Probe:
-    """What the trainer measured of an adapter: ids, and log-probabilities at T = 1 from index 1 on."""
-
-    prompts: tuple[tuple[int, ...], ...]
-    logprobs: tuple[tuple[float, ...], ...]
-
-
-def read_probe(folder: Path) -> Probe:
-    """Raises Refused when an adapter brings none: nothing would tell whether it works."""
-    try:
-        found = json.loads((folder / PROBE).read_text())
-        return Probe(tuple(map(tuple, found["prompts"])), tuple(map(tuple, found["logprobs"])))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise Refused(f"no readable {PROBE}") from error
 
 
 class Replica:
@@ -109,7 +88,11 @@ class Replica:
             self._take(await self.engine.models())
             if self.loaded.get(ref.version) != path:
                 raise EngineBroken("the engine took an adapter and does not list it")
-        await self._probe(ref.version, read_probe(folder))
+        try:
+            probe = read_probe(folder)
+        except ValueError as error:
+            raise Refused(str(error)) from error
+        await self._probe(ref.version, probe)
         self.routable.add(ref.version)
 
     async def drop(self, version: str) -> None:
@@ -128,19 +111,10 @@ class Replica:
 
     async def _probe(self, version: str, probe: Probe) -> None:
         """The adapter must differ from the base on this engine and agree with the trainer."""
-        to_trainer: list[float] = []
-        to_base: list[float] = []
-        for prompt, expected in zip(probe.prompts, probe.logprobs, strict=True):
-            found = await self.engine.score(prompt, model=version)
-            base = await self._base_score(prompt)
-            to_trainer += [abs(a - b) for a, b in zip(found, expected, strict=True)]
-            to_base += [abs(a - b) for a, b in zip(found, base, strict=True)]
-        if not to_trainer:
-            raise Refused("the probe is empty")
-        if not sum(to_trainer) / len(to_trainer) <= AGREES:
-            raise Refused(f"log-probabilities are {sum(to_trainer) / len(to_trainer):.4f} from the trainer's")
-        if not sum(to_base) / len(to_base) > DIFFERS:
-            raise Refused("the adapter has no effect on this engine")
+        found = [await self.engine.score(prompt, model=version) for prompt in probe.prompts]
+        base = [await self._base_score(prompt) for prompt in probe.prompts]
+        if reason := disagreement(probe, found=found, base=base):
+            raise Refused(reason)
 
     async def _base_score(self, prompt: tuple[int, ...]) -> list[float]:
         if prompt not in self._base_scores:
