@@ -76,10 +76,10 @@ def load_keys(home: Path, configured: str) -> KeyRing:
 
 
 def ensure_key(home: Path) -> str:
-    """The plain key of this home, generated with its hash at the first call."""
+    """The plain key of this home, generated with its hash where there are no keys yet; empty where it was taken away."""
     plain, hashed = home / "api-key", home / "keys.json"
-    if plain.exists() and hashed.exists():
-        return plain.read_text().strip()
+    if hashed.exists():
+        return plain.read_text().strip() if plain.exists() else ""
     home.mkdir(parents=True, exist_ok=True)
     secret = f"sk-ratchet-{secrets.token_hex(24)}"
     entry = {"name": "local", "sha256": _digest(secret).hex(), "scopes": list(SCOPES)}

@@ -30,6 +30,14 @@ def test_the_first_start_makes_one_key_for_everybody_and_stores_only_its_hash(tm
         assert path.stat().st_mode & 0o777 == 0o600
 
 
+def test_a_plain_key_that_was_taken_away_leaves_the_keys_as_they_are(tmp_path: Path) -> None:
+    secret = ensure_key(tmp_path)
+    (tmp_path / "api-key").unlink()
+    assert ensure_key(tmp_path) == ""
+    assert load_keys(tmp_path, "").find(f"Bearer {secret}") is not None
+    assert not (tmp_path / "api-key").exists()
+
+
 @pytest.mark.parametrize("configured", ["app", "app:", "a b:s", "app:s:fly", ":s"])
 def test_a_wrong_entry_is_named_without_its_secret(tmp_path: Path, configured: str) -> None:
     with pytest.raises(KeyFileError):
