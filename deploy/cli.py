@@ -226,14 +226,10 @@ def _rating(value: str) -> bool | float:
 
 def _watch(stack: "Stack") -> None:
     """Stay with the stack; say when a part was started again, and end when one cannot be."""
-    known = {name: state.pid for name, state in stack.states().items()}
     while True:
+        for line in stack.check():
+            typer.echo(line, err=True)
         time.sleep(1)
-        stack.check()
-        for name, state in stack.states().items():
-            if state.pid and state.pid != known[name]:
-                typer.echo(f"{name} died and was started again; see {stack.log(name)}", err=True)
-                known[name] = state.pid
 
 
 def _say_ready(ready: "Ready", *, as_json: bool) -> None:

@@ -85,7 +85,8 @@ class Performance:
 
     async def look(self, stage: str, done: float) -> None:
         """Read everything once and draw it. Raises UpError when a part has died for good."""
-        self._stack.check()
+        for line in self._stack.check():
+            self.say(line)
         if self._users is not None and self._users.done():
             self._users.result()
         scene = self.scene

@@ -167,7 +167,8 @@ def _stay(stack: up.Stack, setting: Setting, console: Console) -> None:
     )
     with suppress(KeyboardInterrupt):
         while True:
-            stack.check()
+            for line in stack.check():
+                console.print(line, soft_wrap=True, highlight=False)
             time.sleep(1.0)
 
 

@@ -5,7 +5,7 @@
 
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException
@@ -18,6 +18,7 @@ from deploy.stack.kafka_node import is_answering
 from deploy.stack.machine import look
 from deploy.stack.parity import ParityError, check_engines
 from deploy.stack.plan import Part, Plan, StackSettings, plan_stack
+from deploy.stack.restarts import Restarts
 from deploy.stack.supervision import (
     State,
     last_lines,
@@ -31,8 +32,6 @@ from feedback.agent_file import AgentFile, load_agent_file
 from feedback.probe import read_probe
 from serving.auth import ensure_key
 
-# A part that comes back this often while the stack starts is broken, not unlucky.
-_EXITS_ALLOWED = 2
 _POLL_S = 0.5
 
 
@@ -58,6 +57,7 @@ class Stack:
         self.settings = settings
         self.plan = plan
         self._supervisor = supervisor
+        self._restarts = Restarts()
 
     def states(self) -> dict[str, State]:
         """What supervisord knows of each part. Raises UpError when supervisord is gone."""
@@ -78,21 +78,16 @@ class Stack:
         self._supervisor.wait()
         return killed
 
-    def check(self) -> None:
-        """Raise UpError if supervisord has given up on a part."""
-        for name, state in self.states().items():
-            if state.is_dead:
-                raise UpError(self._obituary(name, state))
+    def check(self) -> list[str]:
+        """A line for each part that was started again since the last look. Raises UpError when one dies again and again."""
+        return self._look(self.states())
 
     def wait_until_well(self, show: Show) -> None:
         """Return when every part is well. Raises UpError on a dead part or after the start timeout."""
         began = time.monotonic()
         waiting = {part.name: part for part in self.plan.parts}
-        pids: dict[str, set[int]] = {name: set() for name in waiting}
         while waiting:
-            states = self._states_while_starting(began)
-            for name, state in states.items():
-                self._refuse_if_broken(name, state, pids[name])
+            self._look(self._states_while_starting(began))
             for part in list(waiting.values()):
                 if is_well(part.health):
                     show(Ready(part, time.monotonic() - began))
@@ -111,11 +106,14 @@ class Stack:
             said = last_lines(self.settings.home / "supervisor" / "stderr.log")
             raise UpError(f"the supervisor did not start: {' '.join(said)}") from error
 
-    def _refuse_if_broken(self, name: str, state: State, pids: set[int]) -> None:
-        if state.pid:
-            pids.add(state.pid)
-        if state.is_dead or len(pids) > _EXITS_ALLOWED:
-            raise UpError(self._obituary(name, state))
+    def _look(self, states: Mapping[str, State]) -> list[str]:
+        said = []
+        for name, state in states.items():
+            if self._restarts.saw(name, state, at=time.monotonic()):
+                said.append(f"{name} died and was started again; see {self.log(name)}")
+            if state.is_dead or self._restarts.is_looping(name):
+                raise UpError(self._obituary(name, state))
+        return said
 
     def _obituary(self, name: str, state: State) -> str:
         said = " ".join(last_lines(self.log(name)))

@@ -15,6 +15,7 @@ from deploy.stack.doctor import Level, check_port
 from deploy.stack.marks import MARK
 from deploy.stack.plan import Part, Plan, StackSettings
 from deploy.stack.supervision import (
+    State,
     launch,
     mark_of,
     marked_processes,
@@ -65,10 +66,37 @@ def test_a_killed_part_comes_back(settings: StackSettings) -> None:
     stack = run_plan(settings, plan_of(answering_part("one")), lambda ready: None)
     first = stack.states()["one"].pid
 
+    assert stack.check() == []
     os.kill(first, signal.SIGKILL)
 
     assert eventually(lambda: stack.states()["one"].pid not in (0, first))
+    (said,) = stack.check()
+    assert said.startswith("one died and was started again; see ")
+    assert stack.check() == []
     stack.stop()
+
+
+class OneLifeEach(Stack):
+    """A stack whose part is another process at each look, as one that dies every 20 seconds is: RUNNING all the time."""
+
+    def states(self) -> dict[str, State]:
+        self.lives = getattr(self, "lives", 0) + 1
+        return {"one": State("RUNNING", self.lives, 1)}
+
+
+def test_a_part_that_dies_every_twenty_seconds_ends_the_stack_with_its_last_words(
+    settings: StackSettings,
+) -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as supervisor:
+        stack = OneLifeEach(settings, plan_of(), supervisor)
+        stack.log("one").parent.mkdir(parents=True)
+        stack.log("one").write_text("starting\nthe disk is full\n")
+
+        said = [line for _ in range(3) for line in stack.check()]
+        with pytest.raises(UpError, match=r"^one died \(again and again\): the disk is full; see .*one.log$"):
+            stack.check()
+
+    assert len(said) == 2
 
 
 def test_a_part_rests_alone_and_comes_back(settings: StackSettings) -> None:
