@@ -22,7 +22,6 @@ from feedback.schemas import (
     Feedback,
     Interaction,
     OutcomeSource,
-    Status,
     TrafficSplit,
     Update,
     read_episode_record,
@@ -117,7 +116,7 @@ def effective_ratings(facts: Facts) -> dict[tuple[str, str, str], Feedback]:
 def episode_counts(facts: Facts) -> dict[str, Any]:
     """How many episodes there were, who reacted, which were trained, and why each of the others was not."""
     experiences = facts.experiences.values()
-    trained = {c.episode_id for c in facts.credits.values() if any(turn.unused is None for turn in c.turns)}
+    trained = _trainings(facts)
     credited = {
         c.episode_id: next((turn.unused for turn in c.turns if turn.unused), "no_turns")
         for c in facts.credits.values()
@@ -137,12 +136,21 @@ def episode_counts(facts: Facts) -> dict[str, Any]:
     }
 
 
+def trained_twice(facts: Facts) -> list[str]:
+    """Episodes that moved the policy in more than one update; there must be none."""
+    return [f"{name}: trained in {count} updates" for name, count in _trainings(facts).items() if count > 1]
+
+
+def _trainings(facts: Facts) -> Counter[str]:
+    """In how many updates each trained episode had a turn that counted."""
+    return Counter(c.episode_id for c in facts.credits.values() if any(t.unused is None for t in c.turns))
+
+
 def request_counts(facts: Facts) -> dict[str, int]:
-    """Replies, those that failed, and those made by two versions."""
+    """Replies, and those made by two versions."""
     interactions = facts.interactions.values()
     return {
         "total": len(facts.interactions),
-        "failed": sum(i.status == Status.FAILED for i in interactions),
         "mixed_version": sum(len({turn.adapter_version for turn in i.turns}) > 1 for i in interactions),
     }
 

@@ -7,8 +7,23 @@ from typing import Any
 from rich.table import Table
 
 from deploy.demo.acts import Sabotage
-from deploy.demo.clients import Clients, mismatches, rating_counts, running_mean, success_by_arm
-from deploy.demo.facts import Facts, episode_counts, request_counts, update_counts, update_rows, version_rows
+from deploy.demo.clients import (
+    Clients,
+    failed_requests,
+    mismatches,
+    rating_counts,
+    running_mean,
+    success_by_arm,
+)
+from deploy.demo.facts import (
+    Facts,
+    episode_counts,
+    request_counts,
+    trained_twice,
+    update_counts,
+    update_rows,
+    version_rows,
+)
 from deploy.demo.heldout import Held
 from deploy.demo.report import Point, Series
 from deploy.evaluate import Evaluation
@@ -55,7 +70,7 @@ def summarise(given: Inputs) -> dict[str, Any]:
         "updates": update_counts(facts),
         "versions": version_rows(facts, offered),
         "canaries": canaries(facts, given.sabotage),
-        "mismatches": mismatches(clients, facts),
+        "mismatches": [*mismatches(clients, facts), *trained_twice(facts)],
     }
 
 
@@ -105,16 +120,19 @@ def thirds(points: Sequence[tuple[int, float]], *, seed: int) -> dict[str, Any]:
 
 
 def requests(clients: Clients, facts: Facts) -> dict[str, int]:
-    """Replies; a failure counts once, whether the product or only the client saw it."""
+    """Replies, and what went wrong with them."""
     counted = request_counts(facts)
-    seen_by_clients = sum(line["failure"] is not None for line in clients.episodes)
-    return {**counted, "failed": max(counted["failed"], seen_by_clients)}
+    return {
+        "total": counted["total"],
+        "failed": failed_requests(clients, facts),
+        "mixed_version": counted["mixed_version"],
+    }
 
 
 def canaries(facts: Facts, sabotage: Sabotage | None) -> dict[str, Any]:
-    """Verdicts of all trials, and how many episodes met the sabotage."""
-    verdicts = {v.version: v.verdict for split in facts.splits for v in split.verdicts}
-    counted = list(verdicts.values())
+    """Verdicts of all versions (one promoted and later taken back counts as both), and how many episodes met the sabotage."""
+    told = {(v.version, v.verdict) for split in facts.splits for v in split.verdicts}
+    counted = [verdict for _, verdict in told]
     met = {
         i.episode_id
         for i in facts.interactions.values()

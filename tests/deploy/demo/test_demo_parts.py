@@ -13,7 +13,7 @@ from deploy.demo.heldout import Held, returned_at, spread
 from deploy.demo.home import HomeTaken, fresh_home, own_agent_file
 from deploy.demo.report import write_report
 from deploy.demo.sizes import choose_sizes
-from deploy.demo.summary import Inputs, series, shortcomings, summarise
+from deploy.demo.summary import Inputs, canaries, series, shortcomings, summarise
 from deploy.evaluate import Evaluation
 from deploy.stack.machine import Machine
 from feedback.agent_file import load_agent_file
@@ -76,6 +76,17 @@ def test_the_summary_has_the_documented_keys_in_order() -> None:
     assert summary["episodes"]["flipped"] == 1
     assert summary["canaries"]["sabotage_rolled_back"] is True
     assert shortcomings(summary) == []
+
+
+def test_a_version_promoted_and_later_taken_back_counts_as_both() -> None:
+    facts = collect(bus_of(messages()))
+    fallen = VersionVerdict(version=FIRST, verdict=Verdict.ROLLED_BACK, reason="undone")
+    (split,) = facts.splits
+    facts.splits.append(split.model_copy(update={"generation": 3, "verdicts": (*split.verdicts, fallen)}))
+
+    counted = canaries(facts, None)
+
+    assert (counted["promoted"], counted["rolled_back"], counted["superseded"]) == (1, 1, 0)
 
 
 @pytest.mark.parametrize(
