@@ -69,7 +69,7 @@ class Reader(Protocol):
         """Records not yet read, by partition; empty while the ends are not known (so it never claims too little)."""
 
     def close(self) -> None:
-        """Let go of connections; positions are the caller's."""
+        """Let go of connections and forget the ends; a later poll goes on where it was."""
 
 
 class Bus(Protocol):

@@ -12,7 +12,7 @@ class Settings(Shared):
     model_config = SettingsConfigDict(env_prefix="FEEDBACK_")
 
     outbox_bound: int = Field(
-        default=20_000, ge=100, description="experiences that may wait for the bus before reading pauses"
+        default=20_000, ge=1_200, description="experiences that may wait for the bus before reading pauses"
     )
     retention_s: float = Field(
         default=14 * 86_400,

@@ -64,27 +64,31 @@ class Worker:
         busy = False
         while not stop.is_set():
             busy = self.step(0.0 if busy else wait_s)
+            if self._is_paused():
+                stop.wait(wait_s)
         self.close()
 
     def step(self, wait_s: float = 0.0) -> bool:
         """One batch; whether there was anything to do."""
-        records = self._read(wait_s)
-        closed = self._commit(records, self._known_silence(records))
+        busy = not self._is_paused() and self._work(wait_s)
         self._pass_on()
         self._judging.learn_when_due()
         self._forget_old()
-        return bool(records) or closed > 0
+        return busy
 
     def close(self) -> None:
         """Let go of the bus; everything else is stored."""
         self._reader.close()
         self._judging.close()
 
-    def _read(self, wait_s: float) -> list[Record]:
-        """Nothing while the outbox is half full: what is not read is safe on the bus."""
-        if self._waiting > self._outbox.bound // 2:
-            return []
-        return self._reader.poll(wait_s, _BATCH)
+    def _is_paused(self) -> bool:
+        """While the outbox is half full nothing is read, and so no silence is known: what is not read is safe on the bus."""
+        return self._waiting > self._outbox.bound // 2
+
+    def _work(self, wait_s: float) -> bool:
+        records = self._reader.poll(wait_s, _BATCH)
+        closed = self._commit(records, self._known_silence(records))
+        return bool(records) or closed > 0
 
     def _commit(self, records: Sequence[Record], clock: int) -> int:
         """State, outgoing records and positions move together, or not at all; returns how many episodes were due."""
@@ -110,6 +114,8 @@ class Worker:
             _log.warning("experiences wait in the outbox: %s", error)
         self._waiting = self._outbox.depth()
         self._monitor.outbox.set(self._waiting)
+        if self._is_paused():
+            self._reader.close()  # what it knew of the ends is old by the time reading goes on
 
     def _forget_old(self) -> None:
         """Once a minute, episodes that no rating can reach any more and that Kafka has forgotten as well."""

@@ -1,14 +1,15 @@
 """The worker on real databases: order, repeats, poison, outages and a kill at any line change nothing that comes out."""
 
 import random
+from collections.abc import Sequence
 
 import pytest
 from sqlalchemy import Engine, event
 
 from feedback.agent_file import AgentFile, AgentFileError
-from feedback.bus import MemoryBus
+from feedback.bus import MemoryBus, MemoryReader, Partition, Record
 from feedback.monitor import Monitor
-from feedback.outbox import Outbox
+from feedback.outbox import Outbox, Outgoing
 from feedback.schemas import (
     DEAD_LETTERS,
     EXPERIENCES,
@@ -73,7 +74,8 @@ class FusedBus(MemoryBus):
 class Life:
     """A worker's bus, database and clock, which outlive the worker."""
 
-    def __init__(self, engine: Engine, bus: MemoryBus | None = None) -> None:
+    def __init__(self, engine: Engine, bus: MemoryBus | None = None, *, bound: int = 1_000) -> None:
+        self.bound = bound
         self.bus = bus if bus is not None else MemoryBus()
         self.engine = engine
         self.now = 0
@@ -85,7 +87,7 @@ class Life:
             self.engine,
             self.bus,
             agent=AGENT_FILE,
-            outbox=Outbox(self.engine, 1_000),
+            outbox=Outbox(self.engine, self.bound),
             monitor=self.monitor,
             clock=lambda: self.now,
             retention_ms=retention_ms,
@@ -227,6 +229,49 @@ def test_a_bus_that_is_down_keeps_experiences_in_the_outbox(life: Life) -> None:
     life.restart()
     life.settle()
     assert len(life.experiences()) == 1
+
+
+class LastHeard(MemoryReader):
+    """Knows the ends that came with its last answer, as Kafka's client does."""
+
+    heard: dict[Partition, int] = {}
+
+    def poll(self, timeout_s: float, max_records: int = 500) -> list[Record]:
+        records = super().poll(timeout_s, max_records)
+        self.heard = super().lag()
+        return records
+
+    def lag(self) -> dict[Partition, int]:
+        return self.heard
+
+    def close(self) -> None:
+        self.heard = {}
+
+
+class LastHeardBus(MemoryBus):
+    def reader(self, topics: Sequence[str]) -> MemoryReader:
+        return LastHeard(self, topics)
+
+
+def test_a_worker_that_does_not_read_concludes_no_silence_and_fills_no_outbox(stores: Stores) -> None:
+    life = Life(stores.open(), LastHeardBus(), bound=40)
+    for number in range(30):
+        life.send(interaction(0, episode=f"ep_{number}"), 1_000)
+    life.settle(2_000)
+    life.bus.down = True
+    spool = Outbox(life.engine, 40)
+    with life.engine.begin() as conn:
+        spool.put_all(conn, [Outgoing(DEAD_LETTERS, "k", b"{}", 1)] * 21)
+    life.settle(3_000)
+    for number in range(30):
+        life.send(interaction(1, episode=f"ep_{number}"), 3_000)
+    for _ in range(3):
+        life.settle(CLOSED)
+    assert spool.depth() == 21
+    life.bus.down = False
+    life.settle(CLOSED)
+    life.settle(CLOSED)
+    assert [(each.revision, len(each.turns)) for each in life.experiences()] == [(1, 2)] * 30
 
 
 POISON: list[bytes | None] = [
