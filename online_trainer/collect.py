@@ -5,19 +5,12 @@ Invariant: positions and what was read at them are saved in the same checkpoint;
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from feedback.bus import Partition, Record
-from feedback.schemas import (
-    DEAD_LETTERS,
-    EXPERIENCES,
-    DeadLetter,
-    Experience,
-    TrafficSplit,
-    Unreadable,
-)
+from feedback.dead_letters import dead_letter, letter_key
+from feedback.schemas import DEAD_LETTERS, EXPERIENCES, Experience, TrafficSplit, Unreadable
 from online_trainer.buffer import Buffer
 from online_trainer.lessons import Replay
 from online_trainer.state import Letter
@@ -30,15 +23,14 @@ class Readable:
     vocabulary: int
     length: int
 
-    def checked(self, experience: Experience) -> Experience:
-        """The same, or Unreadable: such an episode would stop every pass it is in."""
+    def check(self, experience: Experience) -> None:
+        """Raise Unreadable for an episode that would stop every pass it is in."""
         for priced in experience.turns:
             ids = priced.turn.prompt_ids + priced.turn.token_ids
             if ids and not 0 <= min(ids) <= max(ids) < self.vocabulary:
                 raise Unreadable("turns: ids outside the model's vocabulary")
             if len(ids) > self.length:
                 raise Unreadable("turns: longer than the model reads")
-        return experience
 
 
 @dataclass
@@ -66,29 +58,28 @@ def collect(
         positions[record.topic, record.partition] = record.offset + 1
         try:
             if record.topic == EXPERIENCES:
-                found.experiences += _take(
-                    readable.checked(Experience.from_bytes(record.value)), agent, buffer, replay
-                )
+                experience = Experience.from_bytes(record.value)
+                if experience.agent == agent:
+                    readable.check(experience)
+                    found.experiences += 1
+                    _take(experience, buffer, replay)
             else:
                 split = TrafficSplit.from_bytes(record.value)
                 if split.agent == agent:
                     found.splits.append(split)
         except Unreadable as error:
-            found.dead.append(_dead_letter(record, str(error), now_ms))
+            found.dead.append(_letter(record, str(error), now_ms))
     return found
 
 
-def _take(experience: Experience, agent: str, buffer: Buffer, replay: Replay) -> int:
-    if experience.agent != agent:
-        return 0
+def _take(experience: Experience, buffer: Buffer, replay: Replay) -> None:
     if experience.withdrawn:
         buffer.withdraw(experience.episode_id)
         replay.withdraw(experience.episode_id)
-        return 1
+        return
     buffer.add(experience)
     if _teaches(experience):
         replay.add(experience)
-    return 1
 
 
 def _teaches(experience: Experience) -> bool:
@@ -100,13 +91,6 @@ def _teaches(experience: Experience) -> bool:
     )
 
 
-def _dead_letter(record: Record, reason: str, now_ms: int) -> Letter:
-    letter = DeadLetter(
-        topic=record.topic,
-        partition=record.partition,
-        offset=record.offset,
-        reason=reason,
-        value_base64=base64.b64encode(record.value).decode() if record.value else None,
-        at=now_ms,
-    )
-    return Letter(topic=DEAD_LETTERS, key=record.key or "", value=letter.to_bytes().decode(), at=now_ms)
+def _letter(record: Record, reason: str, now_ms: int) -> Letter:
+    value = dead_letter(record, reason, at=now_ms).to_bytes().decode()
+    return Letter(topic=DEAD_LETTERS, key=letter_key(record), value=value, at=now_ms)

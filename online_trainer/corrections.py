@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from feedback.agent_file import AgentFile
 from feedback.schemas import Channels, Correction, Experience, PricedTurn, Turn
-from online_trainer.lessons import CHILD, corrected_id
+from online_trainer.lessons import child_id, corrected_id
 from tools.template import Template, load_template
 
 FLAW = "correction"
@@ -71,7 +71,7 @@ def _answer(experience: Experience, correction: Correction, given: PricedTurn, i
     return experience.model_copy(
         update={
             "id": name,
-            "episode_id": f"{experience.episode_id}{CHILD}{name}",
+            "episode_id": child_id(experience.episode_id, correction),
             "turns": (priced,),
             "user_texts": ("",),
             "ratings": 0,

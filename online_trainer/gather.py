@@ -45,8 +45,7 @@ def gather(trainer: Trainer, *, poll_s: float) -> bool:
     monitor = trainer.parts.monitor
     monitor.waiting.set(len(trainer.buffer.waiting))
     monitor.publications.set(len(trainer.progress.publications))
-    for (topic, _), behind in trainer.reader.lag().items():
-        monitor.lag.labels(topic=topic).set(behind)
+    monitor.saw_lag(trainer.reader.lag())
     return bool(records or published) or trainer.parts.publisher.is_offering()
 
 

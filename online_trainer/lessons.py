@@ -89,6 +89,11 @@ def corrected_id(correction: Correction) -> str:
     return _named(f"{correction.response_id}\0{correction.rater}\0{correction.text}")
 
 
+def child_id(episode_id: str, correction: Correction) -> str:
+    """Names the lesson of an answer that a person wrote for an episode."""
+    return episode_id + CHILD + corrected_id(correction)
+
+
 def _preferences(experience: Experience) -> tuple[Preference, ...]:
     """Comparisons of replies, and corrections of them; one that is about a step says nothing about the reply."""
     chosen = [
@@ -147,21 +152,31 @@ class Replay:
         if known is not None and known.revision >= experience.revision:
             return
         self.lessons[experience.episode_id] = Lesson.of(experience)
+        if known is not None and known.preferences:
+            written = {child_id(experience.episode_id, each) for each in experience.corrections}
+            for child in set(self._children(experience.episode_id)) - written:
+                self._forget(child)
         features = self.features.get(experience.episode_id)
         if features is None or len(features.state_TF) != len(experience.turns):
             self.features.pop(experience.episode_id, None)
             self.unseen[experience.episode_id] = experience
         elif experience.corrections:
             self.unseen[experience.episode_id] = experience  # to read what should have been said
+        else:
+            self.unseen.pop(experience.episode_id, None)
 
-    def withdraw(self, episode_id: str) -> None:
-        """Forget what a person took back."""
-        known = self.lessons.pop(episode_id, None)
-        self.features.pop(episode_id, None)
-        self.unseen.pop(episode_id, None)
-        if known is not None and known.preferences:
-            for child in [name for name in self.lessons if name.startswith(episode_id + CHILD)]:
-                self.withdraw(child)
+    def withdraw(self, episode_id: str) -> int:
+        """Forget an episode and the answers that people wrote for it; how many turns these were."""
+        return sum(self._forget(name) for name in (episode_id, *self._children(episode_id)))
+
+    def _children(self, episode_id: str) -> list[str]:
+        return [name for name in self.lessons if name.startswith(episode_id + CHILD)]
+
+    def _forget(self, name: str) -> int:
+        known = self.lessons.pop(name, None)
+        self.features.pop(name, None)
+        self.unseen.pop(name, None)
+        return 0 if known is None else len(known.ends)
 
     def rated_unseen(self, at_most: int) -> list[Experience]:
         """The newest thumbs, comparisons and corrections that nobody has read yet."""
@@ -182,9 +197,8 @@ class Replay:
         for episode_id in list(self.lessons):
             if total <= turns:
                 return
-            if episode_id not in keep:
-                total -= len(self.lessons[episode_id].ends)
-                self.withdraw(episode_id)
+            if episode_id not in keep and episode_id in self.lessons:
+                total -= self.withdraw(episode_id)
 
     def known(self) -> list[Lesson]:
         """Lessons with an outcome and features, in order of arrival."""

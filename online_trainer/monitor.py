@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 
+from feedback.bus import Partition
 from feedback.schemas import Decision
 
 
@@ -49,6 +50,12 @@ class Monitor:
         self.clip.set(measures.get("clip_fraction", 0.0))
         self.rate.set(measures.get("lr", 0.0))
         self.last.set(at_ms / 1000)
+
+    def saw_lag(self, lag: Mapping[Partition, int]) -> None:
+        """Lag by topic, over its partitions."""
+        for topic in {topic for topic, _ in lag}:
+            behind = sum(count for (name, _), count in lag.items() if name == topic)
+            self.lag.labels(topic=topic).set(behind)
 
     def _counter(self, name: str, text: str, labels: list[str]) -> Counter:
         return Counter(name, text, labels, registry=self.registry)

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from feedback.agent_file import AgentFile
-from feedback.bus import Bus, BusError, Partition, Reader
+from feedback.bus import Bus, Partition, Reader
 from feedback.schemas import EXPERIENCES, TRAFFIC_SPLITS, version_number
 from online_trainer.buffer import Buffer
 from online_trainer.checkpoint import Checkpoints, Snapshot
@@ -24,11 +24,10 @@ from online_trainer.gate import Expected
 from online_trainer.lessons import Replay
 from online_trainer.monitor import Monitor
 from online_trainer.policy import Policy, State
+from online_trainer.post import deliver
 from online_trainer.publish import Publisher
 from online_trainer.state import Progress
 from online_trainer.update.step import new_optimizer
-
-FLUSH_S = 30.0
 
 log = logging.getLogger(__name__)
 
@@ -85,17 +84,10 @@ class Trainer:
 
     def send(self) -> None:
         """Send what the last checkpoint holds; what is not acknowledged is sent again."""
-        if not self.progress.letters:
-            return
-        try:
-            for letter in self.progress.letters:
-                self.parts.bus.send(letter.topic, letter.key, letter.value.encode(), timestamp_ms=letter.at)
-            self.parts.bus.flush(FLUSH_S)
-        except BusError as error:
-            log.warning("%d messages wait for the bus: %s", len(self.progress.letters), error)
-            return
-        self.parts.boundary("after send")
-        self.progress.letters = []
+        letters = self.progress.letters
+        if letters and (waiting := deliver(self.parts.bus, letters)) != letters:
+            self.parts.boundary("after send")
+            self.progress.letters = waiting
 
     def return_to(self, version: str) -> None:
         """Put the head back to a version's weights and optimizer. RegistryDown when only MLflow has them and is away."""

@@ -7,9 +7,10 @@ import torch
 
 from feedback.agent_file import AgentFile, Weights
 from feedback.reward import soft_overlong
-from feedback.schemas import Channels, Experience
+from feedback.schemas import Channels, Correction, Experience
 from feedback.training_section import Training
 from online_trainer.assign import Assigned, assign, outcome_of_the_silent
+from online_trainer.corrections import better_answers
 from online_trainer.credit.scale import RunningScale
 from online_trainer.critics.value import Critic
 from online_trainer.features import Features, Survey
@@ -167,6 +168,47 @@ def test_the_oldest_lessons_go_first_but_none_that_the_policy_waits_for() -> Non
     replay.trim(4, keep={"ep_000000"})
     assert list(replay.lessons) == ["ep_000000", "ep_000004"]
     assert set(replay.features) == {"ep_000000", "ep_000004"}
+
+
+def corrected(number: int, *, revision: int = 1, taken_back: bool = False) -> Experience:
+    """An episode of two turns, one of whose answers somebody wrote anew."""
+    turns = [priced([1], [2], [-1.0], index=at) for at in range(2)]
+    said = Correction(response_id=turns[0].response_id, text="yes", rater="r")
+    return experience(number, turns, thumb=1, revision=revision, corrections=() if taken_back else (said,))
+
+
+def with_child(*items: Experience) -> Replay:
+    """What the trainer keeps once it has read the answers that people wrote."""
+    children = [c for each in items for c in better_answers(each, lambda _: [3], max_length=64)]
+    assert len(children) == sum(bool(each.corrections) for each in items)
+    return replay_of([*items, *children])
+
+
+def test_trimming_an_episode_takes_its_corrections_along_and_counts_their_turns() -> None:
+    replay = with_child(corrected(1), corrected(2), item(3, [Channels()] * 2, outcome=1.0))
+    replay.trim(5, keep=set())
+    assert [len(name) > len("ep_000000") for name in replay.lessons] == [False, False, True]
+    assert next(iter(replay.lessons)) == "ep_000002"
+    replay.trim(0, keep=set())
+    assert replay.lessons == {}
+
+
+def test_a_correction_taken_back_is_forgotten_and_read_no_more() -> None:
+    replay = with_child(corrected(1))
+    replay.add(corrected(1, revision=2, taken_back=True))
+    assert list(replay.lessons) == ["ep_000001"]
+    fresh = replay_of([corrected(2)])
+    fresh.add(corrected(2, revision=2))
+    fresh.add(corrected(2, revision=3, taken_back=True))
+    assert fresh.unseen == {}
+
+
+def test_a_withdrawal_leaves_no_correction_behind() -> None:
+    replay = with_child(corrected(1))
+    known = replay.lessons["ep_000001"]
+    replay.lessons["ep_000001"] = known.model_copy(update={"preferences": ()})
+    replay.withdraw("ep_000001")
+    assert replay.lessons == {} and replay.features == {}
 
 
 def test_an_episode_that_went_on_after_it_closed_is_read_again() -> None:
