@@ -34,6 +34,7 @@ def demo(
     from deploy.demo.children import ChildFailed
     from deploy.demo.home import HomeTaken
     from deploy.demo.run import DemoFailed, DemoOptions, run
+    from deploy.demo.tail import AdapterMissing
     from feedback.bus import BusError
 
     if short and long:
@@ -48,5 +49,5 @@ def demo(
             run(options, Console())
         except HomeTaken as error:
             fail(str(error), code=2)
-        except (DemoFailed, ChildFailed, BusError) as error:
+        except (DemoFailed, ChildFailed, AdapterMissing, BusError) as error:
             fail(str(error), code=1)

@@ -1,14 +1,11 @@
 """What the product did, read back from Kafka alone. Pure once the records are there: nothing here asks the simulator."""
 
-import shutil
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from feedback.bus import Bus, Record, read_to_the_end
-from feedback.manifest import verify
 from feedback.schemas import (
     CREDITS,
     EXPERIENCES,
@@ -200,57 +197,3 @@ def update_rows(facts: Facts) -> list[dict[str, Any]]:
         }
         for update in sorted(facts.updates.values(), key=lambda update: update.at)
     ]
-
-
-class UpdateTail:
-    """Follows `ratchet.updates` while the demo runs, and keeps a copy of every accepted adapter for the learning curve."""
-
-    def __init__(self, bus: Bus, adapters: Path, heads: Path) -> None:
-        self._reader = bus.reader([UPDATES])
-        self._reader.seek({})
-        self._adapters, self._heads = adapters, heads
-        self._decisions: dict[str, str] = {}
-
-    def counts(self) -> dict[str, int]:
-        """Accepted, shrunk and refused so far."""
-        for record in self._reader.poll(0.05):
-            update = Update.from_bytes(record.value)
-            self._decisions[update.update_id] = update.decision.value
-            self._keep(update.update_id)
-        return dict(Counter(self._decisions.values()))
-
-    @property
-    def accepted(self) -> int:
-        """How many moved the head."""
-        return sum(decision != Decision.REFUSED.value for decision in self._decisions.values())
-
-    def snapshots(self) -> dict[str, Path]:
-        """Folder of each kept adapter by update id."""
-        return (
-            {path.name: path for path in self._heads.iterdir() if not path.name.startswith(".")}
-            if self._heads.exists()
-            else {}
-        )
-
-    def folder_of(self, digest: str) -> Path | None:
-        """The kept adapter with this digest."""
-        for folder in self.snapshots().values():
-            if verify(folder) == digest:
-                return folder
-        return None
-
-    def close(self) -> None:
-        """Leave the bus."""
-        self._reader.close()
-
-    def _keep(self, update_id: str) -> None:
-        source, copy = self._adapters / update_id, self._heads / update_id
-        if copy.exists():
-            return
-        temporary = copy.with_name(f".{copy.name}")
-        shutil.rmtree(temporary, ignore_errors=True)
-        try:
-            shutil.copytree(source, temporary)
-        except (FileNotFoundError, shutil.Error):
-            return  # the trainer has tidied it away: this head is left out of the curve
-        temporary.rename(copy)

@@ -4,7 +4,7 @@
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from itertools import accumulate
@@ -15,10 +15,12 @@ import typer
 from deploy.demo.children import Children, as_evaluation
 from deploy.demo.facts import Facts
 from deploy.demo.sizes import Sizes
+from deploy.demo.tail import UpdateTail
 from deploy.evaluate import Evaluation, Version, evaluate
 from feedback.agent_file import AgentFile, load_agent_file
-from feedback.schemas import Decision, Update, Verdict
+from feedback.schemas import AdapterRef, Decision, Update, Verdict
 
+TAKEN_BACK = frozenset({Verdict.ROLLED_BACK, Verdict.ABORTED})
 START_FIGURES = "heldout-start.json"
 
 
@@ -34,39 +36,55 @@ class Held:
 
 
 async def measure(
-    agent: AgentFile,
-    facts: Facts,
-    children: Children,
-    *,
-    sizes: Sizes,
-    snapshots: Mapping[str, Path],
-    champion: str,
+    agent: AgentFile, facts: Facts, children: Children, *, sizes: Sizes, adapters: UpdateTail
 ) -> Held:
-    """Evaluate every version once; the same bytes are not measured twice. `snapshots` are folders by update id."""
-    heads = [(rated, update) for rated, update in accepted_heads(facts) if update.update_id in snapshots]
-    marked = spread(heads[:-1], sizes.curve_points) + heads[-1:]
-    promoted = [update for _, update in heads if update.version == champion]
-    folders = {
-        u.digest: str(snapshots[u.update_id]) for u in [*promoted, *(u for _, u in marked)] if u.digest
+    """Evaluate every version once; the same bytes are not measured twice. Raises ChildFailed and AdapterMissing."""
+    champion = facts.splits[-1].champion
+    head = standing_head(facts) or champion
+    needed = {
+        each.digest: adapters.find(each.digest, uri=each.uri) for each in (champion, head) if each.digest
     }
+    copies = adapters.copies()
+    heads = [(rated, update) for rated, update in accepted_heads(facts) if update.digest in copies]
+    marked = spread(heads[:-1], sizes.curve_points) + heads[-1:]
+    folders = needed | {u.digest: copies[u.digest] for _, u in marked if u.digest}
     known = stored_start(agent, sizes)
     wanted = {"start": "", "greedy": "greedy"} if not known else {}
     found = known | await children.evaluate(
-        wanted | folders, tasks=sizes.heldout_tasks, samples=sizes.samples
+        wanted | {digest: str(folder) for digest, folder in folders.items()},
+        tasks=sizes.heldout_tasks,
+        samples=sizes.samples,
     )
 
-    champion_update = promoted[-1] if promoted else None
-
-    def of(update: Update | None) -> Evaluation:
-        return found[update.digest] if update is not None and update.digest else found["start"]
+    def of(measured: Update | AdapterRef) -> Evaluation:
+        return found[measured.digest or "start"]
 
     return Held(
         start=found["start"],
         greedy=found["greedy"],
-        head=of(heads[-1][1] if heads and heads[-1][1].at > returned_at(facts) else champion_update),
-        champion=of(champion_update),
+        head=of(head),
+        champion=of(champion),
         curve=[(rated, of(update)) for rated, update in marked],
     )
+
+
+def standing_head(facts: Facts) -> Update | None:
+    """The newest accepted update that the trainer goes on from; None when that is the champion itself.
+
+    A version of its own that is taken back takes what came before it along, and what was in flight when that was told.
+    """
+    fallen = taken_back(facts)
+    rejected = set(fallen)
+    for update in sorted(facts.updates.values(), key=lambda update: update.at):
+        if update.version and update.parent in rejected:
+            rejected.add(update.version)
+    returned_at = max(fallen.values(), default=0)
+    standing = [
+        update
+        for _, update in accepted_heads(facts)
+        if update.at > returned_at and update.parent not in rejected
+    ]
+    return standing[-1] if standing else None
 
 
 def accepted_heads(facts: Facts) -> list[tuple[int, Update]]:
@@ -80,15 +98,15 @@ def accepted_heads(facts: Facts) -> list[tuple[int, Update]]:
     ]
 
 
-def returned_at(facts: Facts) -> int:
-    """When the trainer last had to go back to the champion: a version of its own was rolled back. 0 = never, ms."""
+def taken_back(facts: Facts) -> dict[str, int]:
+    """When (ms) each version of the trainer's own was first told to be rolled back or aborted."""
     own = {update.version for update in facts.updates.values() if update.version}
     told: dict[str, int] = {}
     for split in facts.splits:  # each repeats the verdicts before it
         for known in split.verdicts:
-            if known.verdict is Verdict.ROLLED_BACK and known.version in own:
+            if known.verdict in TAKEN_BACK and known.version in own:
                 told.setdefault(known.version, split.at)
-    return max(told.values(), default=0)
+    return told
 
 
 def spread(heads: Sequence[tuple[int, Update]], count: int) -> list[tuple[int, Update]]:

@@ -11,9 +11,9 @@ from typing import Any
 from rich.console import Console
 from rich.live import Live
 
-from deploy.demo.facts import UpdateTail
 from deploy.demo.stage import Scene, Screen
 from deploy.demo.steering import Steering
+from deploy.demo.tail import UpdateTail
 from deploy.simulation.pool import UserPool
 from deploy.stack.up import Stack
 

@@ -17,7 +17,6 @@ from rich.console import Console
 from deploy.demo import acts
 from deploy.demo.children import Children
 from deploy.demo.clients import read_clients
-from deploy.demo.facts import UpdateTail
 from deploy.demo.heldout import measure
 from deploy.demo.home import fresh_home, own_agent_file
 from deploy.demo.live import Performance
@@ -26,6 +25,7 @@ from deploy.demo.settle import settle
 from deploy.demo.sizes import Sizes, choose_sizes
 from deploy.demo.steering import Steering
 from deploy.demo.summary import Inputs, series, shortcomings, summarise, table
+from deploy.demo.tail import UpdateTail
 from deploy.simulation.ledger import Ledger
 from deploy.simulation.pool import UserPool
 from deploy.simulation.talk import Talk
@@ -35,6 +35,7 @@ from deploy.stack.plan import StackSettings, deploy_address, serving_address
 from deploy.stack.supervision import resting
 from feedback.agent_file import AgentFile, load_agent_file
 from feedback.kafka import KafkaBus
+from online_trainer.registry import Registry, RegistryDown
 from serving.auth import ensure_key
 
 SETTLE_S = 120.0
@@ -68,7 +69,7 @@ class Setting:
 
 
 def run(options: DemoOptions, console: Console) -> dict[str, Any]:
-    """Play the demo and return its summary. Raises DemoFailed, UpError, HomeTaken, ChildFailed, AgentFileError."""
+    """Play the demo and return its summary. Raises DemoFailed, UpError, HomeTaken, ChildFailed, AdapterMissing, AgentFileError."""
     began = time.monotonic()
     sizes = choose_sizes(short=options.short, long=options.long, has_bfloat16=look().has_bfloat16)
     stack_settings = StackSettings()
@@ -95,7 +96,10 @@ async def _play(setting: Setting, stack: up.Stack, console: Console) -> dict[str
     key = ensure_key(home)
     kafka = stack.plan.environment["RATCHET_KAFKA"]
     bus = KafkaBus(kafka, client_id="demo")
-    updates = UpdateTail(bus, home / "trainer" / "adapters", results / "heads")
+    registry = Registry(stack.plan.environment["MLFLOW_TRACKING_URI"], setting.agent.agent)
+    updates = UpdateTail(
+        bus, home / "trainer" / "adapters", results / "heads", download=registry.download, away=RegistryDown
+    )
     steering = Steering(deploy_address(setting.stack), key)
     children = Children(results, setting.stack.agent_file, kafka, setting.options.seed)
     talk = Talk(f"{serving_address(setting.stack)}/v1", key, model=setting.agent.agent)
@@ -106,9 +110,8 @@ async def _play(setting: Setting, stack: up.Stack, console: Console) -> dict[str
         show.open_doors()
         if not sizes.short:
             await acts.learn(show, sizes)
-            sabotage = await acts.sabotage(
-                show, sizes, children, champion=_champion(show, updates), out=results / "sabotage"
-            )
+            champion = await asyncio.to_thread(_champion, show, updates)
+            sabotage = await acts.sabotage(show, sizes, children, champion=champion, out=results / "sabotage")
         else:
             await acts.end_by_hand(show, sizes)
         await show.close_doors()
@@ -118,11 +121,9 @@ async def _play(setting: Setting, stack: up.Stack, console: Console) -> dict[str
         settling = asyncio.create_task(settle(bus, clients, limit_s=SETTLE_S))
         facts = await show.keep_looking("the stream settles", settling)
         updates.counts()
-        champion = (show.scene.status.get("champion")) or setting.agent.base_version
-        heads = updates.snapshots()
         with resting(home, "trainer"):  # the head stays as it is, and its measuring has the cores
             measuring = asyncio.create_task(
-                measure(setting.agent, facts, children, sizes=sizes, snapshots=heads, champion=champion)
+                measure(setting.agent, facts, children, sizes=sizes, adapters=updates)
             )
             held = await show.keep_looking("held-out tasks", measuring, expected_s=sizes.heldout_s)
     updates.close()
@@ -149,10 +150,10 @@ def _publish(given: Inputs, setting: Setting, console: Console) -> dict[str, Any
 
 
 def _champion(show: Performance, updates: UpdateTail) -> Path | None:
-    """The live champion's adapter folder; None while the start serves."""
-    split = show.scene.status.get("split") or {}
-    digest = (split.get("champion") or {}).get("digest")
-    return updates.folder_of(digest) if digest else None
+    """The live champion's adapter folder; None while the start serves. Raises AdapterMissing."""
+    champion = (show.scene.status.get("split") or {}).get("champion") or {}
+    digest = champion.get("digest")
+    return updates.find(digest, uri=champion.get("uri")) if digest else None
 
 
 def _say_well(console: Console, ready: up.Ready) -> None:

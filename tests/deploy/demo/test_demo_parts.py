@@ -9,7 +9,7 @@ import yaml
 
 from deploy.demo.acts import Sabotage
 from deploy.demo.facts import collect
-from deploy.demo.heldout import Held, returned_at, spread
+from deploy.demo.heldout import Held, spread
 from deploy.demo.home import HomeTaken, fresh_home, own_agent_file
 from deploy.demo.report import write_report
 from deploy.demo.sizes import choose_sizes
@@ -17,7 +17,7 @@ from deploy.demo.summary import Inputs, canaries, series, shortcomings, summaris
 from deploy.evaluate import Evaluation
 from deploy.stack.machine import Machine
 from feedback.agent_file import load_agent_file
-from feedback.schemas import AdapterRef, TrafficSplit, Verdict, VersionVerdict
+from feedback.schemas import Verdict, VersionVerdict
 from tests.deploy.demo.story import FIRST, bus_of, clients, messages
 
 DESK = Path("deploy/profiles/desk/agent.yaml")
@@ -46,22 +46,6 @@ def inputs() -> Inputs:
         held=held,
         sabotage=Sabotage(version="travel-desk-000002", rolled_back=True, success=0.0, faulty_share=0.6),
     )
-
-
-def test_the_trainer_went_back_when_a_version_of_its_own_was_rolled_back() -> None:
-    def told(*verdicts: tuple[str, Verdict], at: int) -> TrafficSplit:
-        known = tuple(
-            VersionVerdict(version=name, verdict=verdict, reason="worse") for name, verdict in verdicts
-        )
-        return TrafficSplit(
-            agent="x", generation=at, champion=AdapterRef(version=FIRST), verdicts=known, at=at
-        )
-
-    facts = collect(bus_of(messages()))
-    offered = ("travel-desk-000009", Verdict.ROLLED_BACK)
-    own = (FIRST, Verdict.ROLLED_BACK)
-    assert returned_at(replace(facts, splits=[told(offered, at=10)])) == 0
-    assert returned_at(replace(facts, splits=[told(own, at=10), told(own, offered, at=20)])) == 10
 
 
 def test_the_summary_has_the_documented_keys_in_order() -> None:
