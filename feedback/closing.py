@@ -29,7 +29,7 @@ from feedback.schemas import (
 )
 from feedback.subgoals import load_checks, potentials
 
-_AT_ONCE = 100
+_BATCH = 100
 
 
 @dataclass
@@ -40,6 +40,8 @@ class Closed:
     experiences: list[Experience] = field(default_factory=list)
     outgoing: list[Outgoing] = field(default_factory=list)
     pairs: list[Pair] = field(default_factory=list)
+    withdrawn: list[str] = field(default_factory=list)
+    """Response ids of which nothing may be remembered."""
     set_aside: int = 0
 
 
@@ -58,7 +60,7 @@ class Closer:
 
     def close_due(self, conn: Connection, clock: int) -> Closed:
         """Look at the episodes that are due; those still open get a later time."""
-        waiting = ledger.due(conn, clock, limit=_AT_ONCE)
+        waiting = ledger.due(conn, clock, limit=_BATCH)
         stored = ledger.records_of(conn, [standing.episode_id for standing in waiting])
         closed = Closed(looked_at=len(waiting))
         changed = []
@@ -73,7 +75,9 @@ class Closer:
             except ValidationError as error:
                 changed.append(_set_aside(joined, standing, closed, reason=first_reason(error)))
             if joined.withdrawn:
-                ledger.erase(conn, joined.episode_id, [each.response_id for each in joined.interactions])
+                replies = [each.response_id for each in joined.interactions]
+                ledger.erase(conn, joined.episode_id, replies)
+                closed.withdrawn += replies
         ledger.stand(conn, changed)
         ledger.note_pairs(conn, closed.pairs)
         return closed

@@ -21,7 +21,7 @@ from feedback.schemas import (
     read_episode_record,
 )
 
-AT_ONCE = 0
+DUE_NOW = 0
 """The due time of an episode that waits for nothing."""
 
 
@@ -82,7 +82,7 @@ def touched(standing: Standing, records: Iterable[Stamped], *, idle_ms: int) -> 
             last = max(standing.last_at or 0, record.at)
             standing = replace(standing, last_at=last, due_at=last + idle_ms, closed=False)
         elif not isinstance(record.message, Feedback) or standing.closed:
-            standing = replace(standing, due_at=AT_ONCE)
+            standing = replace(standing, due_at=DUE_NOW)
     return standing
 
 

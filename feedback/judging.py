@@ -42,6 +42,12 @@ class Judging:
         self._pairs = {pair.response_id: pair for pair in newest}
         self._index()
 
+    def forget(self, response_ids: Sequence[str]) -> None:
+        """Of a reply that is not kept no words are kept either; what was learned from them fades with the next learning."""
+        for response_id in response_ids:
+            self._pairs.pop(response_id, None)
+        self._index()
+
     def tau(self, at: int) -> float:
         """Trust in words, as it was known at a record time."""
         known = bisect.bisect_right(self._times, at)

@@ -20,8 +20,10 @@ from sqlalchemy import (
     Table,
     Text,
     delete,
+    exists,
     func,
     literal,
+    or_,
     select,
     tuple_,
 )
@@ -145,18 +147,27 @@ def stand(conn: Connection, changed: Sequence[Standing]) -> None:
     conn.execute(statement.on_conflict_do_update(index_elements=["episode_id"], set_=updates), rows)
 
 
-def forget(conn: Connection, *, before: int, limit: int) -> int:
-    """Drop settled episodes whose newest interaction is older than `before`; returns how many."""
-    old = select(_EPISODES.c.episode_id).where(_EPISODES.c.last_at < before, _EPISODES.c.due_at.is_(None))
-    episode_ids = list(conn.execute(old.limit(limit)).scalars())
-    drop(conn, episode_ids)
-    return len(episode_ids)
+def forget(conn: Connection, *, before: int, limit: int) -> tuple[int, list[str]]:
+    """Drop settled episodes whose newest interaction is older than `before`, and feedback whose episode never came.
+
+    Returns how many there were, and the ids of their replies.
+    """
+    recent = exists().where(_RECORDS.c.episode_id == _EPISODES.c.episode_id, _RECORDS.c.at >= before)
+    old = or_(_EPISODES.c.last_at < before, _EPISODES.c.last_at.is_(None) & ~recent)
+    found = select(_EPISODES.c.episode_id).where(_EPISODES.c.due_at.is_(None), old).limit(limit)
+    episode_ids = list(conn.execute(found).scalars())
+    return len(episode_ids), drop(conn, episode_ids)
 
 
-def drop(conn: Connection, episode_ids: Sequence[str]) -> None:
-    """Remove episodes and their records."""
+def drop(conn: Connection, episode_ids: Sequence[str]) -> list[str]:
+    """Remove episodes, their records and the words of their users; returns the ids of their replies."""
+    reply = func.substr(_RECORDS.c.key, len("i/") + 1)
+    replies = select(reply).where(_RECORDS.c.episode_id.in_(episode_ids), _RECORDS.c.key.like("i/%"))
+    response_ids = list(conn.execute(replies).scalars())
+    conn.execute(delete(_PAIRS).where(_PAIRS.c.response_id.in_(replies)))
     for table in (_RECORDS, _EPISODES):
         conn.execute(delete(table).where(table.c.episode_id.in_(episode_ids)))
+    return response_ids
 
 
 def in_time_order(conn: Connection, *, after: Standing | None, limit: int) -> list[Standing]:

@@ -39,7 +39,7 @@ MetricName = Annotated[str, AfterValidator(_declarable)]
 
 
 class Metric(BaseModel):
-    """One kind of feedback. `window` is how long after the reply it still counts."""
+    """One kind of feedback. `window` is how far from the reply, on either side, it still counts."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -66,3 +66,9 @@ def metric_named(declared: Mapping[str, Metric], name: str) -> Metric | None:
     if name in RESERVED:
         return Metric(type="comparison") if name == COMPARISON else Metric()
     return declared.get(name)
+
+
+def longest_window(declared: Mapping[str, Metric]) -> int:
+    """How far from a reply (ms) anything said of it may still count, under a declared or a reserved name."""
+    metrics = (metric_named(declared, name) for name in (*declared, *RESERVED))
+    return max(round(metric.window * 1000) for metric in metrics if metric is not None)

@@ -15,15 +15,16 @@ from feedback.agent_file import AgentFile
 from feedback.bus import Bus, Partition, Reader, Record, read_to_the_end
 from feedback.closing import Closer, pairs_of, stamped
 from feedback.fit import fit_experience
-from feedback.intake import AT_ONCE, take_in
+from feedback.intake import DUE_NOW, take_in
 from feedback.join import Joined, Stamped, join
 from feedback.judging import Judging
 from feedback.ledger import Standing
+from feedback.metric_section import longest_window
 from feedback.schemas import EXPERIENCES, FEEDBACK, Experience, Interaction, Unreadable
 from feedback.store import advance
 from feedback.worker import READER, TOPICS
 
-_AT_ONCE = 200
+_BATCH = 200
 _NAMED = 20
 """Of the episodes that came out differently, so many are named."""
 
@@ -91,8 +92,7 @@ def replay(
 
 def _positions(reader: Reader, since: int, agent: AgentFile) -> dict[Partition, int]:
     """Ratings are read from a window earlier than replies: they may be older than what they rate."""
-    window = max((round(metric.window * 1000) for metric in agent.metrics.values()), default=0)
-    replies, ratings = reader.since(since), reader.since(max(0, since - window))
+    replies, ratings = reader.since(since), reader.since(max(0, since - longest_window(agent.metrics)))
     return {where: (ratings if where[0] == FEEDBACK else replies)[where] for where in replies}
 
 
@@ -143,7 +143,7 @@ class _Replay:
         last: Standing | None = None
         while True:
             with self._engine.begin() as conn:
-                standings = ledger.in_time_order(conn, after=last, limit=_AT_ONCE)
+                standings = ledger.in_time_order(conn, after=last, limit=_BATCH)
                 if not standings:
                     break
                 self._rebuild(conn, standings, now=now)
@@ -192,7 +192,7 @@ class _Replay:
         standing = replace(_as_sent(standing, before), closed=True)
         if before is None:
             self.found.unsent += 1
-            return *self._price_anew(joined), replace(standing, due_at=AT_ONCE)
+            return *self._price_anew(joined), replace(standing, due_at=DUE_NOW)
         known = Experience.from_bytes(before.value)
         if known.withdrawn:
             # Its words are gone, and no replay brings them back.
@@ -208,7 +208,7 @@ class _Replay:
         if len(self.found.named) < _NAMED:
             self.found.named.append(joined.episode_id)
         newer = replace(joined, revision=max(joined.revision, known.revision + 1))
-        return *self._price_anew(newer), replace(standing, due_at=AT_ONCE)
+        return *self._price_anew(newer), replace(standing, due_at=DUE_NOW)
 
     def _price_anew(self, joined: Joined) -> tuple[Experience, bytes]:
         judgement = self._closer.judge(joined)

@@ -16,6 +16,7 @@ from feedback.bus import Bus, BusError, Partition, Record
 from feedback.closing import Closed, Closer
 from feedback.intake import Intake, take_in
 from feedback.judging import REMEMBERED, Judging
+from feedback.metric_section import longest_window
 from feedback.monitor import Monitor
 from feedback.outbox import Outbox
 from feedback.schemas import EXPERIENCES, FEEDBACK, INTERACTIONS
@@ -102,6 +103,7 @@ class Worker:
             advance(conn, READER, moves)
         self._positions |= {where: new for where, (_, new) in moves.items()}
         self._judging.note(closed.pairs)
+        self._judging.forget(closed.withdrawn)
         self._count(records, intake, closed)
         return closed.looked_at
 
@@ -123,8 +125,9 @@ class Worker:
         if now < self._forget_at:
             return
         with self._engine.begin() as conn:
-            more = ledger.forget(conn, before=now - self._retention_ms, limit=_FORGET) == _FORGET
-        self._forget_at = now if more else now + _FORGET_EVERY_MS
+            episodes, replies = ledger.forget(conn, before=now - self._retention_ms, limit=_FORGET)
+        self._judging.forget(replies)
+        self._forget_at = now if episodes == _FORGET else now + _FORGET_EVERY_MS
 
     def _anything_due(self, clock: int) -> bool:
         with self._reading.connect() as conn:
@@ -174,10 +177,10 @@ class Worker:
 
 def _longer_than_windows(agent: AgentFile, retention_ms: int) -> int:
     """Refuse to forget what may still be rated."""
-    longest = max((metric.window * 1000 for metric in agent.metrics.values()), default=0)
+    longest = longest_window(agent.metrics)
     if retention_ms <= longest:
         raise AgentFileError(
-            f"metrics: a window of {longest / 1000:.0f} s needs a retention that is longer "
+            f"metrics (comment, demonstration and comparison among them): a window of {longest / 1000:.0f} s needs a retention that is longer "
             f"(FEEDBACK_RETENTION_S is {retention_ms / 1000:.0f})"
         )
     return retention_ms

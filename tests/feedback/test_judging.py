@@ -44,6 +44,13 @@ def test_a_changed_thumb_changes_the_pair_and_never_adds_one() -> None:
     judging.close()
 
 
+def test_what_must_be_forgotten_counts_no_more() -> None:
+    judging = Judging(SETTINGS, PAIRS)
+    judging.forget(["r3", "r4", "unknown"])
+    assert (judging.agreement(), judging.tau(300)) == ((2, 2), 1.0)
+    judging.close()
+
+
 def test_learning_does_not_hold_up_the_work_and_is_taken_up_when_done() -> None:
     release = threading.Event()
 

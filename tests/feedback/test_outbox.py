@@ -119,7 +119,9 @@ def test_the_drainer_waits_out_a_broken_bus_and_empties_the_outbox_at_stop(engin
     assert values(bus) == [b"1", b"2"]
 
 
-def test_the_drainer_outlives_a_database_that_was_away(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_drainer_outlives_a_database_that_was_away(
+    engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
     bus, outbox = MemoryBus(), Outbox(engine, bound=100)
     put(engine, outbox, b"1")
     with engine.begin() as conn:

@@ -13,7 +13,7 @@ from feedback import sent
 from feedback.bus import BusError, MemoryBus
 from feedback.replay import NotFresh, Replayed, replay
 from feedback.schemas import EXPERIENCES, FEEDBACK, INTERACTIONS, Experience, Message
-from tests.feedback.building import SECOND, episode_end, interaction, rating, withdrawal
+from tests.feedback.building import SECOND, correction, episode_end, interaction, rating, withdrawal
 from tests.feedback.test_worker import AGENT_FILE, CLOSED, Life, tell
 from tests.stores import Stores
 
@@ -211,6 +211,17 @@ def test_from_a_time_only_whole_episodes_are_rebuilt(stores: Stores, fresh: Engi
     found = again(fresh, life.bus, since=5_000)
     assert (found.episodes, found.same, found.partial, found.missing) == (1, 1, 1, 0)
     assert rebuilt(fresh) == {"ep_new": last_sent(life.bus)["ep_new"]}
+
+
+def test_a_demonstration_is_read_from_a_day_before_its_reply(stores: Stores, fresh: Engine) -> None:
+    hour = 3_600_000
+    life = Life(stores.open("live"), MemoryBus(partitions=1))
+    life.send(correction("Total 140.", id="fb_early"), hour)
+    life.send(interaction(0, started_at=21 * hour, ended_at=21 * hour), 21 * hour)
+    life.settle(FAR)
+    assert len(Experience.from_bytes(last_sent(life.bus)["ep_1"]).corrections) == 1
+    found = again(fresh, life.bus, since=20 * hour)
+    assert (found.same, found.different) == (1, 0)
 
 
 def test_an_episode_that_is_open_again_keeps_what_was_sent(life: Life, fresh: Engine) -> None:

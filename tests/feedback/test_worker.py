@@ -406,9 +406,52 @@ def test_what_no_rating_can_reach_any_more_is_forgotten_and_nothing_else(life: L
     assert len(life.experiences()) == 2
 
 
-def test_a_retention_shorter_than_a_window_is_refused(life: Life) -> None:
-    with pytest.raises(AgentFileError, match="3600 s"):
-        life.born(retention_ms=3_600_000)
+def rows(life: Life, table: str) -> int:
+    with life.engine.connect() as conn:
+        return int(conn.exec_driver_sql(f"SELECT count(*) FROM {table}").scalar() or 0)
+
+
+def thanked(life: Life, episode: str, at: int) -> None:
+    """An episode whose first answer got words and a thumb."""
+    life.send(interaction(0, episode=episode), at)
+    life.send(interaction(1, episode=episode, user_text="Thanks!"), at + 1)
+    thumb = rating(True, episode_id=episode, response=f"{episode}-r0", id=f"fb_{episode}")
+    life.send(thumb, at + 2)
+
+
+def test_words_of_a_withdrawn_episode_leave_the_judge_at_once(life: Life) -> None:
+    for episode in ("ep_a", "ep_b"):
+        thanked(life, episode, 1_000)
+    life.settle(CLOSED)
+    life.send(withdrawal(CLOSED, episode="ep_a"), CLOSED)
+    life.settle()
+    known = life.monitor.registry.get_sample_value("ratchet_implicit_pairs")
+    assert (rows(life, "pairs"), known) == (1, 1)
+
+
+def test_words_go_with_their_episode_and_feedback_without_one_is_forgotten_as_well(life: Life) -> None:
+    fortnight = 14 * 86_400_000
+    thanked(life, "ep_old", 1_000)
+    life.send(rating(True, episode_id="ep_never", response="ep_never-r0", id="fb_never"), 1_000)
+    life.settle(CLOSED)
+    assert (rows(life, "pairs"), rows(life, "records")) == (1, 4)
+    thanked(life, "ep_new", fortnight)
+    life.send(rating(True, episode_id="ep_soon", response="ep_soon-r0", id="fb_soon"), fortnight)
+    life.settle(fortnight + 10_000)
+    life.settle(fortnight + CLOSED)
+    with life.engine.connect() as conn:
+        kept = conn.exec_driver_sql("SELECT DISTINCT episode_id FROM records ORDER BY 1").scalars().all()
+        said = conn.exec_driver_sql("SELECT response_id FROM pairs").scalars().all()
+    assert (kept, said, rows(life, "episodes")) == (["ep_new", "ep_soon"], ["ep_new-r0"], 2)
+
+
+@pytest.mark.parametrize(("retention_ms", "window"), [(3_600_000, 86_400), (86_400_000, 86_400)])
+def test_a_retention_not_longer_than_every_window_is_refused(
+    life: Life, retention_ms: int, window: int
+) -> None:
+    """A demonstration counts for a day, whatever the agent file declares."""
+    with pytest.raises(AgentFileError, match=f"window of {window} s"):
+        life.born(retention_ms=retention_ms)
 
 
 Step = tuple[int, list[tuple[Message, int]]]
