@@ -42,8 +42,6 @@ class Answering:
         """Until the response id survives a `kill -9`. Raises ApiError."""
         try:
             await asyncio.shield(asyncio.wrap_future(self._durable))
-        except asyncio.CancelledError:
-            raise
         except Exception as error:
             raise ApiError(
                 503, "the episode cannot be stored now", code="storage", retry_after_s=2

@@ -1,19 +1,18 @@
-"""Episodes and their answers: durable in SQL, with the newest in memory so that a running conversation reads nothing.
+"""Episodes and their answers as they are found: in SQL, with the newest in memory so that a running conversation reads nothing.
 
-A response id is committed before its first byte leaves; an assignment is written once and never changes.
+One episode is one object in this process, whoever asks for it meanwhile: its indices are taken from that.
 """
 
 import asyncio
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from sqlalchemy import Connection, Engine, Row, bindparam, insert, select, update
+from sqlalchemy import Engine, Row, select
 from uuid_utils import uuid7
 
-from feedback.schemas import Status
 from feedback.store import create_tables, reading
 from serving.engines.router import Assignment
 from serving.tables import ALIASES, EPISODES, INTERACTIONS, METADATA
@@ -36,6 +35,7 @@ class Episode:
     created_at: int
     last_at: int
     ended_at: int | None = None
+    withdrawn: bool = False
     next_index: int = 0
     newest: str | None = None
     running: int = 0
@@ -81,6 +81,13 @@ class _Recent(OrderedDict[str, V], Generic[V]):
         super().__init__()
         self._bound = bound
 
+    def find(self, key: str) -> V | None:
+        """What is asked for stays."""
+        if key not in self:
+            return None
+        self.move_to_end(key)
+        return self[key]
+
     def keep(self, key: str, value: V) -> None:
         self[key] = value
         self.move_to_end(key)
@@ -111,11 +118,12 @@ class Episodes:
 
     async def by_id(self, owner: str, episode_id: str) -> Episode | None:
         """The episode, if this key owner's; a foreign one looks like an unknown one."""
-        episode = self._episodes.get(episode_id)
+        episode = self._episodes.find(episode_id)
         if episode is None:
-            episode = await asyncio.to_thread(self._read_episode, episode_id)
-            if episode is not None:
-                self._episodes.keep(episode_id, episode)
+            read = await asyncio.to_thread(self._read_episode, episode_id)
+            episode = self._episodes.find(episode_id)  # another request may have read it too
+            if episode is None and read is not None:
+                self._episodes.keep(episode_id, episode := read)
         return episode if episode is not None and episode.key_owner == owner else None
 
     async def answers(self, threads: Sequence[str]) -> dict[str, list[Answer]]:
@@ -125,6 +133,8 @@ class Episodes:
         if wanted and wanted[-1] not in found:
             missing = [thread for thread in wanted if thread not in found]
             for thread, answers in (await asyncio.to_thread(self._read_answers, missing)).items():
+                known = {answer.response_id for answer in answers}
+                answers += [each for each in self._answers.get(thread, ()) if each.response_id not in known]
                 self._answers.keep(thread, answers)
                 found[thread] = answers
         return found
@@ -141,17 +151,17 @@ class Episodes:
         """From now on the key owner's name means this episode."""
         self._aliases.keep(f"{owner}\0{alias}", episode_id)
 
-    def forget(self, episode_id: str) -> None:
-        """A withdrawn episode: nothing of it is extended or shown again."""
-        episode = self._episodes.get(episode_id)
+    async def forget(self, owner: str, episode_id: str) -> None:
+        """A withdrawn episode: nothing of it is extended or shown again, a reply that still runs included."""
+        episode = await self.by_id(owner, episode_id)
         if episode is not None:
-            episode.ended_at = episode.ended_at or episode.last_at
+            episode.ended_at, episode.withdrawn = episode.ended_at or episode.last_at, True
         for thread, answers in list(self._answers.items()):
             if any(answer.episode_id == episode_id for answer in answers):
                 del self._answers[thread]
 
     def remember(self, thread: str, answer: Answer) -> None:
-        """An answer that may be extended."""
+        """An answer that may be extended, in an episode that was not withdrawn meanwhile."""
         self._answers.keep(thread, [*self._answers.get(thread, []), answer])
 
     def _read_alias(self, owner: str, alias: str) -> str | None:
@@ -183,118 +193,6 @@ def new_episode_id() -> str:
     return f"ep_{uuid7().hex}"
 
 
-# Built once: making a statement costs more than running it.
-_INSERT_EPISODE, _INSERT_INTERACTION = insert(EPISODES), insert(INTERACTIONS)
-_MOVE_EPISODE = (
-    update(EPISODES)
-    .where(EPISODES.c.episode_id == bindparam("which"))
-    .values(last_at=bindparam("at"), next_index=bindparam("next"), newest=bindparam("newest_id"))
-)
-_TOUCH_EPISODE = (
-    update(EPISODES).where(EPISODES.c.episode_id == bindparam("which")).values(last_at=bindparam("at"))
-)
-_CLOSING = ("status", "ended_at", "delivered", "call_ids", "thread", "ids", "starts")
-_CLOSE_INTERACTION = (
-    update(INTERACTIONS)
-    .where(INTERACTIONS.c.response_id == bindparam("which"))
-    .values({name: bindparam(f"new_{name}") for name in _CLOSING})
-)
-
-
-def write_opening(conn: Connection, opening: Opening) -> None:
-    """Make the response id, its episode and the episode's names durable."""
-    episode = opening.episode
-    moved = {
-        "at": opening.started_at,
-        "next": opening.index + 1,
-        "newest_id": opening.beside or opening.response_id,
-    }
-    if (
-        opening.index == 0
-        or conn.execute(_MOVE_EPISODE, {"which": episode.episode_id, **moved}).rowcount == 0
-    ):
-        conn.execute(_INSERT_EPISODE, _episode_columns(opening))
-    for alias in opening.aliases:
-        _write_alias(conn, episode, alias)
-    conn.execute(_INSERT_INTERACTION, _opening_columns(opening))
-
-
-def write_closing(
-    conn: Connection,
-    opening: Opening,
-    *,
-    status: Status,
-    ended_at: int,
-    delivered: str,
-    call_ids: Iterable[str],
-    answer: Answer | None,
-    thread: str | None,
-) -> None:
-    """Note how the interaction ended, and the ids that the next one extends."""
-    values = {
-        "which": opening.response_id,
-        "new_status": str(status),
-        "new_ended_at": ended_at,
-        "new_delivered": delivered,
-        "new_call_ids": " ".join(call_ids),
-        "new_thread": thread,
-        "new_ids": None if answer is None else answer.ids.tobytes(),
-        "new_starts": None if answer is None else " ".join(map(str, answer.starts)),
-    }
-    conn.execute(_CLOSE_INTERACTION, values)
-    conn.execute(_TOUCH_EPISODE, {"which": opening.episode.episode_id, "at": ended_at})
-
-
-def _write_alias(conn: Connection, episode: Episode, alias: str) -> None:
-    where = (ALIASES.c.key_owner == episode.key_owner, ALIASES.c.alias == alias)
-    moved = conn.execute(update(ALIASES).where(*where).values(episode_id=episode.episode_id))
-    if moved.rowcount == 0:
-        named = {"key_owner": episode.key_owner, "alias": alias, "episode_id": episode.episode_id}
-        conn.execute(insert(ALIASES).values(**named))
-
-
-def _episode_columns(opening: Opening) -> dict[str, Any]:
-    episode = opening.episode
-    return {
-        "episode_id": episode.episode_id,
-        "key_owner": episode.key_owner,
-        "user": episode.user,
-        "created_at": episode.created_at,
-        "last_at": opening.started_at,
-        "next_index": opening.index + 1,
-        "newest": opening.response_id,
-        **assignment_columns(episode.assignment),
-    }
-
-
-def assignment_columns(assignment: Assignment) -> dict[str, Any]:
-    """An assignment as columns."""
-    return {
-        "arm": assignment.arm,
-        "version": assignment.version,
-        "propensity": assignment.propensity,
-        "generation": assignment.generation,
-        "canary_id": assignment.canary_id,
-        "flags": " ".join(assignment.flags),
-    }
-
-
-def _opening_columns(opening: Opening) -> dict[str, Any]:
-    return {
-        **assignment_columns(opening.assignment),
-        "response_id": opening.response_id,
-        "episode_id": opening.episode.episode_id,
-        "key_owner": opening.episode.key_owner,
-        "user": opening.user,
-        "index": opening.index,
-        "parent": opening.parent,
-        "status": OPEN,
-        "started_at": opening.started_at,
-        "user_text": opening.user_text,
-        "flags": " ".join(opening.flags),
-    }
-
-
 def _episode(row: Row[Any]) -> Episode:
     flags = tuple(row.flags.split())
     assignment = Assignment(row.arm, row.version, row.propensity, row.generation, row.canary_id, flags)
@@ -306,6 +204,7 @@ def _episode(row: Row[Any]) -> Episode:
         created_at=row.created_at,
         last_at=row.last_at,
         ended_at=row.ended_at,
+        withdrawn=row.withdrawn_at is not None,
         next_index=row.next_index,
         newest=row.newest,
     )

@@ -1,12 +1,16 @@
 """Errors as OpenAI clients know them: `{"error": {message, type, param, code}}`, all four keys, always."""
 
+import logging
 import math
 from typing import Any
 
 import orjson
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from sqlalchemy.exc import SQLAlchemyError
 from starlette.exceptions import HTTPException
+
+_log = logging.getLogger(__name__)
 
 _TYPES = {
     401: "invalid_request_error",
@@ -50,6 +54,19 @@ class ApiError(Exception):
         return json_response(self.body(), status=self.status, headers=self.headers())
 
 
+def field_error(
+    field: str, message: str, *, status: int = 422, code: str = "invalid_value", of: str = ""
+) -> ApiError:
+    """A field is wrong; `of` is what holds it, like `feedback[3]`."""
+    where = f"{of}.{field}" if of else field
+    return ApiError(status, f"{where}: {message}", code=code, param=where)
+
+
+def storage_fault() -> ApiError:
+    """The database does not take or give anything now."""
+    return ApiError(503, "nothing can be stored now", code="storage", retry_after_s=2)
+
+
 def json_response(value: Any, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     """JSON by orjson: a lone surrogate or NaN never gets out."""
     return Response(orjson.dumps(value), status, headers, media_type="application/json")
@@ -60,6 +77,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
+    app.add_exception_handler(SQLAlchemyError, _storage)
     app.add_exception_handler(Exception, _bug)
 
 
@@ -82,6 +100,11 @@ async def _validation_error(request: Request, error: Exception) -> Response:
     first = error.errors()[0]
     where = ".".join(str(step) for step in first["loc"][1:]) or None
     return ApiError(400, f"{where}: {first['msg']}", code="invalid_value", param=where).response()
+
+
+async def _storage(request: Request, error: Exception) -> Response:
+    _log.error("the database failed", exc_info=error)
+    return storage_fault().response()
 
 
 async def _bug(request: Request, error: Exception) -> Response:

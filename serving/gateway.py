@@ -1,4 +1,4 @@
-"""Everything one gateway process is made of, built by hand in `__main__` (or by a test) and handed to the routes."""
+"""Everything one gateway process is made of, built by hand in `serving/assembly.py` and handed to the routes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,8 @@
 """Writes interactions down, off the reply's path: the episode's state and the outgoing message in one transaction.
 
 Only `open` is on the path: a response id is durable before its first byte leaves. Every opened interaction is
-recorded exactly once, also when the process dies between the two (`recover`).
+recorded exactly once, also when the process dies between the two (`recover`); one of an episode that was withdrawn
+meanwhile is not sent.
 """
 
 import logging
@@ -16,7 +17,8 @@ from feedback.outbox import Outbox, OutboxFull
 from feedback.schemas import INTERACTIONS as TOPIC
 from feedback.schemas import Interaction, Sampling, Status
 from serving import history
-from serving.episodes import OPEN, Answer, Episodes, Opening, write_closing, write_opening
+from serving.episode_rows import write_closing, write_opening
+from serving.episodes import OPEN, Answer, Episodes, Opening
 from serving.loop.transcript import Transcript
 from serving.metrics import Metrics
 from serving.tables import INTERACTIONS
@@ -38,10 +40,9 @@ class Recorder:
         episodes: Episodes,
         metrics: Metrics,
         clock: Callable[[], int],
-        wake: Callable[[], None] = lambda: None,
     ) -> None:
         self._agent, self._writer, self._outbox = agent, writer, outbox
-        self._episodes, self._metrics, self._clock, self._wake = episodes, metrics, clock, wake
+        self._episodes, self._metrics, self._clock = episodes, metrics, clock
 
     def open(self, opening: Opening) -> "Future[None]":
         """Begin to make the response id durable; wait for it before the first byte."""
@@ -54,12 +55,12 @@ class Recorder:
         opening.episode.running -= 1
         opening.episode.last_at = max(opening.episode.last_at, now)
         answer, thread = self._extendable(opening, transcript)
-        if answer is not None and thread is not None:
+        if answer is not None and thread is not None and not opening.episode.withdrawn:
             self._episodes.remember(thread, answer)
 
         def job(conn: Connection) -> None:
             message = self._message(opening, transcript, sampling, seconds=seconds, ended_at=now)
-            write_closing(
+            kept = write_closing(
                 conn,
                 opening,
                 status=transcript.status,
@@ -69,10 +70,10 @@ class Recorder:
                 answer=answer,
                 thread=thread,
             )
-            self._send(conn, message)
+            if kept:
+                self._send(conn, message)
 
         self._writer.submit(job).add_done_callback(_log_failure)
-        self._wake()
 
     def recover(self, conn: Connection, *, before: int) -> int:
         """Record what a process that was killed had opened; returns how many."""

@@ -1,4 +1,4 @@
-"""The gateway's own state in SQL. Only `episodes`, `ratings`, `splits` and `credits` read and write it."""
+"""The gateway's own state in SQL. Rows are written in the writer's thread, and by the listener what the bus says (`engines/splits`)."""
 
 from sqlalchemy import (
     BigInteger,

@@ -34,8 +34,9 @@ class Writer:
         self._thread.start()
 
     def submit(self, job: Callable[[Connection], T]) -> "Future[T]":
-        """Queue a job behind all earlier ones."""
+        """Queue a job behind all earlier ones; its future cannot be cancelled."""
         future: Future[T] = Future()
+        future.set_running_or_notify_cancel()
         self._jobs.put((job, future))
         return future
 

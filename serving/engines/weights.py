@@ -18,7 +18,7 @@ _FLOATS = {  # dtype -> (unsigned words of its size, the exponent bits: all set 
 def check_weights(path: Path) -> None:
     """Raises Refused for weights that are unreadable or not finite, or where no pair of factors changes anything."""
     try:
-        tensors = deserialize(path.read_bytes())
+        tensors = deserialize(path.read_bytes())  # type: ignore[no-untyped-call]
     except (OSError, SafetensorError) as error:
         raise Refused(f"{path.name} cannot be read") from error
     moving = {name for name, tensor in tensors if _is_nonzero(name, tensor["dtype"], tensor["data"])}

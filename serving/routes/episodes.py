@@ -13,7 +13,7 @@ from serving.feedback.targets import find_episode
 from serving.gateway import Gateway
 from serving.responses.stored import remove_episode
 from serving.routes.access import require
-from serving.routes.feedback import durable
+from serving.storing import durable
 from serving.tables import EPISODES, INTERACTIONS
 
 
@@ -42,7 +42,7 @@ def router(gateway: Gateway) -> APIRouter:
         """Take it back: its content is removed here and tombstoned everywhere."""
         key = require(request, gateway.keys, "chat")
         found = await durable(gateway, lambda conn: _withdraw(conn, gateway, key, episode_id))
-        gateway.episodes.forget(found)
+        await gateway.episodes.forget(key.owner, found)
         return json_response({"id": found, "object": "episode.deleted", "deleted": True})
 
     return routes

@@ -1,15 +1,11 @@
 """`/v1/feedback`: 202 only once what was said is durable; a batch is stored whole or not at all."""
 
-import asyncio
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import orjson
 from fastapi import APIRouter, Request, Response
 from sqlalchemy import Connection
-from sqlalchemy.exc import SQLAlchemyError
 
-from feedback.outbox import OutboxFull
 from serving import idempotency
 from serving.auth import Key
 from serving.errors import ApiError, json_response
@@ -20,8 +16,7 @@ from serving.feedback.targets import find_episode
 from serving.feedback.tokens import redeem
 from serving.gateway import Gateway
 from serving.routes.access import require, token_of
-
-T = TypeVar("T")
+from serving.storing import count, durable, store_one
 
 
 def router(gateway: Gateway) -> APIRouter:
@@ -83,35 +78,6 @@ def router(gateway: Gateway) -> APIRouter:
         return json_response(await durable(gateway, lambda conn: ratings.delete(conn, key, feedback_id)))
 
     return routes
-
-
-async def durable(gateway: Gateway, job: Callable[[Connection], T]) -> T:
-    """Run a job in the writer; it is committed when this returns. 503 where nothing can be stored."""
-    try:
-        return await gateway.writer.write(job)
-    except OutboxFull as error:
-        raise ApiError(503, "the spool is full; try later", code="spool_full", retry_after_s=5) from error
-    except (SQLAlchemyError, asyncio.InvalidStateError) as error:
-        raise ApiError(503, "nothing can be stored now", code="storage", retry_after_s=2) from error
-
-
-async def store_one(gateway: Gateway, key: Key, body: Given) -> Stored:
-    """Store one piece of feedback and count it."""
-    stored = await durable(gateway, lambda conn: gateway.ratings.submit(conn, key, body))
-    count(gateway, stored)
-    return stored
-
-
-def count(gateway: Gateway, stored: Stored) -> None:
-    """What was stored, by metric and arm: never by whom or of what."""
-    reply, metrics = stored.reply, gateway.metrics
-    new = stored.change != "replayed"
-    status = reply["status"] if new else "replayed"
-    metrics.feedback.labels(reply["name"], reply["arm"], status, stored.source).inc()
-    if new:
-        metrics.feedback_delay.labels(reply["name"]).observe(stored.delay_s)
-    if new and reply["score"] is not None:
-        metrics.feedback_score.labels(reply["name"], reply["arm"]).observe(reply["score"])
 
 
 async def _by_token(gateway: Gateway, token: str, request: Request) -> Response:

@@ -3,11 +3,12 @@
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy import Connection
 
 from serving.answering import Answering
 from serving.bodies import read_json, validate
 from serving.delivery import Delivery
+from serving.episode_rows import is_withdrawn
 from serving.errors import ApiError, json_response
 from serving.gateway import Gateway
 from serving.opening import Opened, Wanted
@@ -16,6 +17,7 @@ from serving.responses.shapes import Keep, ResponseShapes, answer_message
 from serving.responses.stored import Conversation, Stored, keep, remove
 from serving.routes.access import caller, require
 from serving.routes.chat import check_room
+from serving.storing import durable
 
 
 def router(gateway: Gateway) -> APIRouter:
@@ -61,7 +63,7 @@ def router(gateway: Gateway) -> APIRouter:
     async def delete(request: Request, response_id: str) -> Response:
         """Nothing can go on from it any more; its episode stays."""
         key = require(request, gateway.keys, "chat")
-        if not await gateway.writer.write(lambda conn: remove(conn, key.owner, response_id)):
+        if not await durable(gateway, lambda conn: remove(conn, key.owner, response_id)):
             raise _unknown(404, "response_id")
         return json_response({"id": response_id, "object": "response", "deleted": True})
 
@@ -94,12 +96,12 @@ def _keeper(
             value=value,
             created_at=opened.opening.started_at,
         )
-        try:
-            await gateway.writer.write(lambda conn: keep(conn, stored))
-        except SQLAlchemyError as error:
-            raise ApiError(
-                503, "the response cannot be stored now", code="storage", retry_after_s=2
-            ) from error
+
+        def job(conn: Connection) -> None:
+            if not is_withdrawn(conn, stored.episode_id):
+                keep(conn, stored)
+
+        await durable(gateway, job)
 
     return store
 

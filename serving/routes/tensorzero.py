@@ -7,7 +7,7 @@ from serving.errors import json_response
 from serving.feedback.bodies import TensorZeroBody, read_given
 from serving.gateway import Gateway
 from serving.routes.access import require
-from serving.routes.feedback import store_one
+from serving.storing import store_one
 
 
 def router(gateway: Gateway) -> APIRouter:

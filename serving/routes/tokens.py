@@ -11,7 +11,7 @@ from serving.feedback.bodies import TokenRequest, read_token_request
 from serving.feedback.tokens import Ticket, mint
 from serving.gateway import Gateway
 from serving.routes.access import require
-from serving.routes.feedback import durable
+from serving.storing import durable
 
 
 def router(gateway: Gateway) -> APIRouter:

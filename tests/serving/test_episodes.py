@@ -1,10 +1,20 @@
 """Episodes found, continued, branched, closed: by name, by history, never across owners or persons."""
 
+import asyncio
+from array import array
 from pathlib import Path
 from typing import Any
 
-from feedback.schemas import AdapterRef, EpisodeEnd, Holdout, read_episode_record
-from tests.serving.harness import BASE, Clock, World, bearer, scripted, until, world, write_adapter
+from sqlalchemy import select
+
+from feedback.schemas import AdapterRef, EpisodeEnd, Holdout, Interaction, read_episode_record
+from serving.auth import Key
+from serving.bodies import ChatRequest, validate
+from serving.engines.stub import Reply
+from serving.episodes import Answer
+from serving.opening import Caller
+from serving.tables import INTERACTIONS
+from tests.serving.harness import AGENT, BASE, Clock, World, bearer, scripted, until, world, write_adapter
 
 ECHO = scripted({"A": "first", "B": "second", "C": "third"})
 
@@ -176,6 +186,60 @@ async def test_what_was_recorded_can_be_read_and_taken_back(tmp_path: Path) -> N
         rated = await here.rate({"response_id": body["id"], "name": "user_rating", "value": True})
         assert rated.status_code == 410
         assert (await here.answer(said("A", "first", "B"), user="anna"))["episode_id"] != body["episode_id"]
+
+
+async def test_a_reply_that_runs_while_its_episode_is_withdrawn_leaves_nothing(tmp_path: Path) -> None:
+    script = scripted({"A": Reply("first", first_s=0.3), "B": "second"})
+    async with world(tmp_path, script=script) as here:
+        before = len(here.stub.seen)
+        running = asyncio.create_task(here.answer("A", user="anna", episode_id="mine"))
+        await until(lambda: len(here.stub.seen) > before)
+        opened = await here.gateway.opener.open(
+            Caller(_key(here), "id:mine"), validate(ChatRequest, {"model": AGENT, "messages": said("B")})
+        )
+        assert (await here.http.delete("/v1/episodes/mine", headers=bearer())).status_code == 200
+        body = await running
+        assert body["choices"][0]["message"]["content"] == "first"
+        here.gateway.recorder.open(opened.opening)  # it had found the episode before it was withdrawn
+        rows = await here.gateway.writer.write(lambda conn: conn.execute(select(INTERACTIONS)).all())
+        assert len(rows) == 2
+        for row in rows:
+            assert (row.user_text, row.delivered, row.ids, row.thread) == ("", None, None, None)
+        again = await here.answer(said("A", "first", "B"), user="anna")
+        assert await flags(here, again["id"]) == ("rewritten",)
+        sent = [read_episode_record(record.value) for record in here.records()]
+        assert [each.response_id for each in sent if isinstance(each, Interaction)] == [again["id"]]
+
+
+def _key(here: World) -> Key:
+    found = here.gateway.keys.find("Bearer secret-app")
+    assert found is not None
+    return found
+
+
+async def test_one_episode_is_one_object_whoever_asks_meanwhile(tmp_path: Path) -> None:
+    """Else two requests after a restart take the same index."""
+    async with world(tmp_path, script=ECHO) as here:
+        body = await here.answer("A")
+    async with world(tmp_path, script=ECHO) as here:
+        episodes = here.gateway.episodes
+        one, two = await asyncio.gather(*(episodes.by_id("app", body["episode_id"]) for _ in range(2)))
+        assert one is not None and one is two
+
+
+async def test_an_answer_given_while_stored_ones_are_read_is_kept_beside_them(tmp_path: Path) -> None:
+    async with world(tmp_path, script=ECHO) as here:
+        body = await here.answer("A")
+        thread = await here.gateway.writer.write(
+            lambda conn: conn.execute(select(INTERACTIONS.c.thread)).scalar_one()
+        )
+    async with world(tmp_path, script=ECHO) as here:
+        episodes = here.gateway.episodes
+        reading = asyncio.create_task(episodes.answers([thread]))
+        await asyncio.sleep(0)
+        episodes.remember(thread, Answer("chatcmpl-new", "ep_new", array("i", [1]), (0,)))
+        for found in (await reading, await episodes.answers([thread])):
+            assert [answer.response_id for answer in found[thread]] == [body["id"], "chatcmpl-new"]
 
 
 async def test_assignment_is_stored_and_falls_back_to_the_champion(tmp_path: Path) -> None:

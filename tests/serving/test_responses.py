@@ -11,7 +11,7 @@ from openai import APIError, AsyncOpenAI, BadRequestError, NotFoundError, OpenAI
 
 from serving.engines.stub import Reply
 from serving.responses.body import ResponsesRequest, as_chat, own_messages
-from tests.serving.harness import AGENT, World, scripted, world
+from tests.serving.harness import AGENT, World, bearer, scripted, until, world
 
 WEATHER: Any = {
     "type": "function",
@@ -153,6 +153,35 @@ async def test_what_is_stored_can_be_read_and_removed_by_its_owner_alone(tmp_pat
         )  # type: ignore[attr-defined]
         with pytest.raises(BadRequestError):
             await api.responses.create(model=AGENT, input="Hi", previous_response_id=other.id)
+
+
+async def test_a_response_whose_episode_is_withdrawn_meanwhile_is_not_stored(tmp_path: Path) -> None:
+    script = scripted({"Say": Reply("Hello.", first_s=0.3)})
+    async with world(tmp_path, script=script) as here, client(here) as api:
+        before = len(here.stub.seen)
+        headers = {"X-Episode-Id": "mine"}
+        running = asyncio.create_task(api.responses.create(model=AGENT, input="Say", extra_headers=headers))
+        await until(lambda: len(here.stub.seen) > before)
+        deleted = await here.http.delete("/v1/episodes/mine", headers=bearer())
+        assert deleted.status_code == 200
+        made = await running
+        assert made.output_text == "Hello."
+        with pytest.raises(NotFoundError):
+            await api.responses.retrieve(made.id)
+
+
+async def test_a_store_that_fails_is_a_503_that_may_be_tried_again(tmp_path: Path) -> None:
+    async with world(tmp_path, script=SCRIPT) as here:
+        await here.gateway.writer.write(lambda conn: conn.exec_driver_sql("drop table responses"))
+        url, body = "/v1/responses", {"model": AGENT, "input": "Say"}
+        for response in (
+            await here.http.post(url, json=body, headers=bearer()),
+            await here.http.post(url, json=body | {"previous_response_id": "resp_1"}, headers=bearer()),
+            await here.http.get(f"{url}/resp_1", headers=bearer()),
+            await here.http.delete(f"{url}/resp_1", headers=bearer()),
+        ):
+            assert (response.status_code, response.json()["error"]["code"]) == (503, "storage")
+            assert "retry-after" in response.headers
 
 
 async def test_the_synchronous_client_and_raw_responses(tmp_path: Path) -> None:
