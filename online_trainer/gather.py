@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 
+from feedback.manifest import ManifestError
 from feedback.schemas import Decision, TrafficSplit, version_number
 from online_trainer import account
 from online_trainer.collect import Readable, collect
@@ -87,13 +88,13 @@ def _reject(trainer: Trainer, versions: tuple[str, ...]) -> None:
 
 
 def come_back(trainer: Trainer) -> None:
-    """Load the champion when the head must return to it; while only MLflow has it and is away, learning waits."""
+    """Load the champion when the head must return to it; while only MLflow has it and is away or damaged, learning waits."""
     target = trainer.progress.return_to
     if target is None:
         return
     try:
         trainer.return_to(target)
-    except RegistryDown as error:
+    except (RegistryDown, ManifestError) as error:
         log.warning("cannot return to %s yet: %s", target, error)
         return
     trainer.progress.return_to = None

@@ -61,7 +61,7 @@ def probed(folder: Path, prompts: Sequence[Sequence[int]]) -> Sequence[Sequence[
 
 def tidy(folders: Path, *, keep: Collection[str]) -> None:
     """Remove the adapter folders that nobody waits for: MLflow has their bytes, checkpoints have their weights."""
-    for folder in folders.glob("up_*"):
+    for folder in (*folders.glob("up_*"), *folders.glob("*fetched-*")):
         if folder.name not in keep:
             shutil.rmtree(folder)
 

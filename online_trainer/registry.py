@@ -6,6 +6,7 @@ call, never at start; whatever it cannot do now is `RegistryDown`, which callers
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import tempfile
@@ -15,7 +16,7 @@ from functools import update_wrapper
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from feedback.manifest import verify
+from feedback.manifest import ManifestError, verify
 from feedback.schemas import version_name, version_number
 
 VERSION, DIGEST, PARENT, UPDATE, URI = (
@@ -25,6 +26,8 @@ VERSION, DIGEST, PARENT, UPDATE, URI = (
     "ratchet.update_id",
     "ratchet.model_uri",
 )
+
+log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -61,6 +64,11 @@ class Registered:
         return self.tags.get(PARENT)
 
 
+def first_line(error: Exception) -> str:
+    """What an error is, and the beginning of what it says; it may say nothing."""
+    return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')[:200]}"
+
+
 def _reachable(
     call: Callable[Concatenate[Registry, P], R],
 ) -> Callable[Concatenate[Registry, P], R]:
@@ -73,7 +81,7 @@ def _reachable(
         try:
             return call(self, *args, **kwargs)
         except (MlflowException, RequestException, OSError) as error:
-            raise RegistryDown(f"{type(error).__name__}: {str(error).splitlines()[0][:200]}") from error
+            raise RegistryDown(first_line(error)) from error
 
     update_wrapper(wrapped, call)
     return wrapped
@@ -178,12 +186,19 @@ class Registry:
 
     @_reachable
     def download(self, uri: str, digest: str, *, into: Path) -> Path:
-        """The adapter folder at `into`, complete and verified, or nothing there. ManifestError when the bytes differ."""
+        """The adapter folder at `into`, complete and verified, or nothing there. ManifestError when MLflow's bytes differ.
+
+        What lies there already is used where it is whole, and fetched again where it is not.
+        """
         from mlflow.artifacts import download_artifacts
 
         if into.exists():
-            verify(into, digest=digest)
-            return into
+            try:
+                verify(into, digest=digest)
+                return into
+            except ManifestError as error:
+                log.warning("%s is fetched again: %s", into.name, error)
+                shutil.rmtree(into)
         into.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(dir=into.parent, prefix=f".{into.name}."))
         try:

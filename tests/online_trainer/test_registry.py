@@ -17,8 +17,8 @@ from feedback.agent_file import AgentFile
 from feedback.manifest import ManifestError
 from feedback.schemas import Decision, Update
 from online_trainer.policy import Policy, read_adapter, state_digest
-from online_trainer.publish import publish_one, write_candidate
-from online_trainer.registry import Registry, RegistryDown, VersionTaken
+from online_trainer.publish import publish_one, tidy, write_candidate
+from online_trainer.registry import Registry, RegistryDown, VersionTaken, first_line
 from online_trainer.state import Publication
 from tests.online_trainer import tiny
 
@@ -135,6 +135,10 @@ def test_updates_versions_aliases_and_bytes_survive_the_round_trip(
     with pytest.raises(ManifestError):
         registry.download(made.uri, other, into=tmp_path / "cache" / V2)
     assert [path.name for path in (tmp_path / "cache").iterdir()] == [V1]
+    (into / "adapter_model.safetensors").write_bytes(b"half")
+    assert registry.download(made.uri, digest, into=into) == into
+    policy.load(read_adapter(into))
+    assert state_digest(policy.state()) == weights
 
     registry.set_aliases({"champion": V1, "challenger": "tiny-desk-000005"})
     registry.set_aliases({"champion": "tiny-desk-000005", "challenger": None})
@@ -147,3 +151,15 @@ def test_an_absent_server_is_down_soon_and_says_so(agent: AgentFile) -> None:
     with pytest.raises(RegistryDown):
         registry.next_number()
     assert time.monotonic() - begun < 60
+
+
+def test_an_error_that_says_nothing_has_a_name() -> None:
+    assert first_line(OSError()) == "OSError: "
+    assert first_line(OSError("one\ntwo")) == "OSError: one"
+
+
+def test_what_was_fetched_for_a_return_is_tidied_away(tmp_path: Path) -> None:
+    for name in ("up_1", "up_2", "fetched-1", ".fetched-2.x1"):
+        (tmp_path / name).mkdir()
+    tidy(tmp_path, keep={"up_2"})
+    assert [path.name for path in tmp_path.iterdir()] == ["up_2"]
