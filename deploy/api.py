@@ -86,10 +86,13 @@ def create_app(
         with reader.connect() as conn:
             return json_response(canary_body(steering.find(conn, canary_id)))
 
-    def named(canary_id: str) -> str:
+    def named(canary_id: str, verb: Verb | None = None) -> str:
         if canary_id not in (ACTIVE, LATEST):
             return canary_id
         with reader.connect() as conn:
+            champion = history.champions(conn)[-1].version
+            if verb == "undo" and (crowning := ledger.newest_promotion(conn, champion)) is not None:
+                return crowning.canary_id
             rows = ledger.list_canaries(conn)
             row = ledger.active_canary(conn) if canary_id == ACTIVE else rows[-1] if rows else None
         if row is None:
@@ -125,7 +128,7 @@ def create_app(
 
     @app.post("/v1/canaries/{canary_id}/{verb}")
     def act(canary_id: str, verb: Verb, actor: Actor, body: VerbBody | None = None) -> Response:
-        target = named(canary_id)
+        target = named(canary_id, verb)
         if verb == "promote":
             steering.promote(target, actor=actor, full=body is not None and body.full)
         elif verb == "retry":

@@ -77,7 +77,7 @@ def retry(canary_id: CanaryId = "latest", as_json: AsJson = False) -> None:
 
 @canary.command()
 def undo(canary_id: CanaryId = "latest", as_json: AsJson = False) -> None:
-    """Return to the champion before this promotion."""
+    """Take back the promotion that made the present champion; the one before it returns. Twice goes back twice."""
     _steer(canary_id, "undo", {}, as_json=as_json)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, Engine
 
 from deploy.canary import history, units
+from deploy.canary.sampling import note_sampling
 from deploy.canary.steering import TRAINER, Refused, Steering
 from deploy.canary.trial import CONTROLLER
 from feedback.bus import Bus, BusError, Partition, Reader, Record, TopicMismatch
@@ -122,6 +123,7 @@ def _take_one(conn: Connection, record: Record, *, steering: Steering) -> None:
         experience = Experience.from_bytes(record.value)
         if experience.agent == mine:
             units.note(conn, experience, record)
+            note_sampling(conn, experience)
         return
     offer = Update.from_bytes(record.value)
     if offer.agent == mine and offer.version is not None and offer.decision is not Decision.REFUSED:

@@ -137,6 +137,13 @@ def active_canary(conn: Connection) -> CanaryRow | None:
     return rows[0] if rows else None
 
 
+def newest_promotion(conn: Connection, version: str) -> CanaryRow | None:
+    """The last canary that made this version champion."""
+    query = select(CANARIES).where(CANARIES.c.version == version, CANARIES.c.verdict == Verdict.PROMOTED)
+    row = conn.execute(query.order_by(CANARIES.c.seq.desc()).limit(1)).first()
+    return None if row is None else _canary(row)
+
+
 def read_note(conn: Connection, name: str) -> Any:
     """A small JSON value; None when it was never written."""
     value = conn.execute(select(NOTES.c.value).where(NOTES.c.name == name)).scalar_one_or_none()

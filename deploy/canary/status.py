@@ -9,6 +9,7 @@ from sqlalchemy import Connection
 from deploy.canary import history, ledger, units
 from deploy.canary.anchor import from_json
 from deploy.canary.judging import ANCHOR
+from deploy.canary.sampling import sampling_warnings
 from deploy.canary.steering import SPENT, Steering
 from deploy.canary.trial import Phase, evidence
 from feedback.bus import Partition
@@ -81,6 +82,7 @@ def status_body(
         "anchor": _anchor(conn, steering),
         "lag": {f"{topic}-{partition}": left for (topic, partition), left in lag.items()},
         "spooled": spooled,
+        "warnings": sampling_warnings(conn),
         "events": history.list_events(conn, limit=20),
     }
 

@@ -227,12 +227,15 @@ class Steering:
             return self.enqueue(conn, row.version, actor=actor)
 
     def undo(self, canary_id: str, *, actor: str) -> str:
-        """Bring the previous champion back; twice goes back twice. Returns its version."""
+        """Take back the promotion that made the present champion: the one before returns. Gives its version."""
         with self.transaction() as conn:
-            self.find(conn, canary_id)
-            stack = history.champions(conn)
+            row, stack = self.find(conn, canary_id), history.champions(conn)
             if len(stack) < 2:
                 raise Illegal(f"{stack[-1].version} is the first champion: there is nothing to go back to")
+            crowning = ledger.newest_promotion(conn, stack[-1].version)
+            if crowning is None or crowning.canary_id != row.canary_id:
+                by = f"it was promoted by {crowning.canary_id}" if crowning else "it came back by itself"
+                raise Illegal(f"{canary_id} did not make {stack[-1].version} champion; {by}")
             self._dethrone(conn, stack[-2].version, kind=history.UNDO, reason="undone", actor=actor)
             return stack[-2].version
 

@@ -10,8 +10,10 @@ import pytest
 from deploy.api import create_app
 from deploy.canary.offers import Offers
 from feedback.manifest import CONFIG, WEIGHTS, seal
+from feedback.schemas import Channels, PricedTurn, Sampling
 from serving.auth import load_keys
 from tests.deploy.parts import SECRET, Away, Stage, Taken
+from tests.feedback.building import turn
 
 BASE = "travel-desk-000000"
 
@@ -157,6 +159,25 @@ async def test_verbs_move_the_canary_and_are_logged_with_the_actor(
     assert actors["split delivered"] == "controller"
 
 
+async def test_undo_of_the_latest_goes_back_once_more_each_time_and_others_are_409(
+    client: httpx.AsyncClient, stage: Stage
+) -> None:
+    for number in (1, 2):
+        stage.offer(number, parent=number - 1)
+        stage.turn()
+        await client.post("/v1/canaries/active/promote", json={"full": True})
+        stage.settle()
+    first, _ = stage.canaries()
+    stage.offer(3, parent=2)
+    stage.turn()
+    reply = await client.post(f"/v1/canaries/{first.canary_id}/undo")
+    assert (reply.status_code, reply.json()["error"]["code"]) == (409, "illegal_transition")
+    for champion in ("travel-desk-000001", BASE):
+        assert (await client.post("/v1/canaries/latest/undo")).status_code == 200
+        assert stage.split.champion.version == champion
+    assert (await client.post("/v1/canaries/latest/undo")).status_code == 409
+
+
 async def test_an_aborted_version_needs_a_retry(client: httpx.AsyncClient, stage: Stage) -> None:
     version = stage.offer(1)
     stage.turn()
@@ -198,6 +219,36 @@ async def test_status_is_one_page_of_what_is_live_and_why(client: httpx.AsyncCli
     assert status["units"]["champion"] == {"episodes": 3, "outcomes": 3, "good": 2}
     assert status["events"][-1]["reason"] == "share 0.2"
     assert all(left == 0 for left in status["lag"].values())
+
+
+def priced(temperature: float) -> PricedTurn:
+    return PricedTurn(
+        response_id="chatcmpl-1",
+        interaction=0,
+        ends_interaction=True,
+        turn=turn(),
+        sampling=Sampling(temperature=temperature),
+        channels=Channels(),
+    )
+
+
+async def test_status_warns_while_most_turns_cannot_be_trained_for_how_they_were_sampled(
+    client: httpx.AsyncClient, stage: Stage
+) -> None:
+    async def warnings() -> list[str]:
+        found: list[str] = (await client.get("/v1/status")).json()["warnings"]
+        return found
+
+    for number in range(30):
+        stage.episode("champion", 1, turns=(priced(1.0 if number % 2 else 0.0),))
+        stage.episode("holdout", 1, turns=(priced(0.0),))
+    stage.settle()
+    assert await warnings() == []
+    again = stage.episode("champion", 1, turns=(priced(0.0),))
+    stage.episode("champion", 1, turns=(priced(1.0),), episode_id=again, revision=2)
+    stage.settle()
+    (said,) = await warnings()
+    assert said.startswith("52% of the last 31 turns cannot be trained: clients set temperature;")
 
 
 async def test_versions_say_how_they_fared(client: httpx.AsyncClient, stage: Stage) -> None:

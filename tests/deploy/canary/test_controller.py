@@ -291,14 +291,18 @@ def test_undo_twice_goes_back_twice(stage: Stage) -> None:
         stage.steering.promote(stage.canaries()[-1].canary_id, actor="ada", full=True)
         stage.settle()
     assert stage.split.champion.version.endswith("2")
-    last = stage.canaries()[-1].canary_id
+    first, last = (row.canary_id for row in stage.canaries())
+    with pytest.raises(Illegal, match=f"{first} did not make travel-desk-000002 champion.*by {last}"):
+        stage.steering.undo(first, actor="ada")
     stage.steering.undo(last, actor="ada")
     assert stage.split.champion.version.endswith("1")
     assert stage.split.verdicts[-1].version.endswith("2")
-    stage.steering.undo(last, actor="ada")
+    with pytest.raises(Illegal, match=f"{last} did not make travel-desk-000001 champion"):
+        stage.steering.undo(last, actor="ada")
+    stage.steering.undo(first, actor="ada")
     assert stage.split.champion.version == BASE
     with pytest.raises(Illegal, match="first champion"):
-        stage.steering.undo(last, actor="ada")
+        stage.steering.undo(first, actor="ada")
     assert [event["actor"] for event in stage.events() if event["reason"] == "undone"] == ["ada", "ada"]
 
 
