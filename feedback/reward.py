@@ -11,6 +11,7 @@ from typing import Any
 from feedback.agent_file import Penalties, Rewards
 from feedback.indicators import indicators
 from feedback.join import Joined, Rating
+from feedback.people import nobody
 from feedback.schemas import (
     Channels,
     Experience,
@@ -90,9 +91,12 @@ def price(
     explicit = whole or _last_thumb(answers)
     bit = None if outcome is None else outcome.bit
     reason = _reason(joined, turns)
+    identity = _identity(joined, rules)
+    judged = None if whole is not None else joined.interactions[end].response_id
     return Experience.model_validate(
-        _identity(joined, rules)
+        identity
         | {
+            "rater": _newest_rater(joined, judged) or identity["rater"],
             "id": _input_hash(joined, [sorted(believed.items()), trust.implicit, potentials, rules]),
             "turns": turns,
             "user_texts": tuple(each.user_text for each in joined.interactions),
@@ -165,6 +169,16 @@ def _mean_opinion(ratings: Iterable[Rating]) -> Opinion | None:
     """Several raters of one target count as their mean."""
     scores = [rating.score for rating in ratings]
     return Opinion(2 * sum(scores) / len(scores) - 1, OutcomeSource.THUMB) if scores else None
+
+
+def _newest_rater(joined: Joined, response_id: str | None) -> str | None:
+    """Who last rated an answer, or (None) the whole: a program that rates many people's episodes is one rater."""
+    raters = [
+        rating.rater
+        for rating in joined.ratings
+        if rating.response_id == response_id and rating.tool_call_id is None
+    ]
+    return raters[-1] if raters else None
 
 
 def _ending(answers: Mapping[int, Opinion], interactions: int) -> int:
@@ -277,7 +291,7 @@ def _identity(joined: Joined, rules: PriceRules) -> dict[str, Any]:
         "episode_id": joined.episode_id,
         "key_owner": first.key_owner,
         "user": user,
-        "rater": user or f"episode:{joined.episode_id}",
+        "rater": user or nobody(first.key_owner, joined.episode_id),
         "arm": first.arm,
         "propensity": first.propensity,
         "generation": first.generation,

@@ -4,6 +4,7 @@ import pytest
 
 from feedback.agent_file import Penalties, Rewards
 from feedback.join import Joined, Rating
+from feedback.people import nobody
 from feedback.reward import PriceRules, Trust, price, progress, soft_overlong, tool_penalty
 from feedback.schemas import (
     Comparison,
@@ -241,7 +242,21 @@ def test_progress_reaches_the_turns_in_order() -> None:
 
 def test_the_rater_is_the_named_user_else_the_episode() -> None:
     assert priced(interaction(0)).rater == "user-hash"
-    assert priced(interaction(0, user=None)).rater == "episode:ep_1"
+    assert priced(interaction(0, user=None)).rater == nobody("owner", "ep_1")
+    words = priced(
+        interaction(0), interaction(1), verdicts={"ep_1-r0": 1}, ratings=(thumb(1.0, 0, "call_1"),)
+    )
+    assert (words.outcome_source, words.rater) == (OutcomeSource.IMPLICIT, "user-hash")
+
+
+@pytest.mark.parametrize("number", [1, None], ids=["last answer", "whole episode"])
+def test_whoever_rated_the_outcome_is_the_rater_whose_share_is_capped(number: int | None) -> None:
+    ratings = (
+        thumb(1.0, 0, rater="early"),
+        thumb(1.0, number, rater="first"),
+        thumb(0.0, number, rater="checker"),
+    )
+    assert priced(interaction(0), interaction(1), ratings=ratings).rater == "checker"
 
 
 def test_the_cutoff_is_the_close_plus_grace() -> None:
