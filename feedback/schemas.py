@@ -9,7 +9,15 @@ import re
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
 
 SCHEMA_VERSION: Literal[1] = 1
 
@@ -351,7 +359,9 @@ class Experience(Message):
     episode_id: str
     key_owner: str
     user: str | None = None
-    rater: str = Field(description="who the influence cap counts: the named user, else the episode itself")
+    rater: str = Field(
+        description="who the influence cap counts: whoever gave the outcome's newest rating, else the user, else the episode"
+    )
     arm: Arm
     propensity: Unit
     generation: int
@@ -392,10 +402,34 @@ class Experience(Message):
     )
 
 
+_VERSION = re.compile(r"(?P<agent>[a-z0-9][a-z0-9-]*)-(?P<number>[0-9]{6})")
+
+
+def version_name(agent: str, number: int) -> str:
+    """`travel-desk-000042`."""
+    return f"{agent}-{number:06d}"
+
+
+def version_number(version: str) -> int:
+    """42 of `travel-desk-000042`; ValueError when the name is not one of ours."""
+    match = _VERSION.fullmatch(version)
+    if match is None:
+        raise ValueError(f"{version!r} is not a version name like 'travel-desk-000042'")
+    return int(match["number"])
+
+
+def _numbered(version: str) -> str:
+    version_number(version)
+    return version
+
+
+Version = Annotated[str, AfterValidator(_numbered)]
+
+
 class AdapterRef(Part):
     """A version and the bytes it stands for. `uri` and `digest` are None only for the base model itself (`-000000`)."""
 
-    version: str
+    version: Version
     uri: str | None = None
     digest: str | None = None
 
@@ -413,7 +447,7 @@ class Update(Message):
 
     update_id: str
     agent: str
-    version: str | None = None
+    version: Version | None = None
     parent: str = Field(description="the version this update's line started from")
     reference: str
     digest: str | None = None
@@ -504,22 +538,6 @@ class DeadLetter(Message):
     reason: str
     value_base64: str | None
     at: Millis
-
-
-_VERSION = re.compile(r"^(?P<agent>[a-z0-9][a-z0-9-]*)-(?P<number>\d{6})$")
-
-
-def version_name(agent: str, number: int) -> str:
-    """`travel-desk-000042`."""
-    return f"{agent}-{number:06d}"
-
-
-def version_number(version: str) -> int:
-    """42 of `travel-desk-000042`; ValueError when the name is not one of ours."""
-    match = _VERSION.match(version)
-    if match is None:
-        raise ValueError(f"{version!r} is not a version name like 'travel-desk-000042'")
-    return int(match["number"])
 
 
 def canonical(value: Any) -> bytes:

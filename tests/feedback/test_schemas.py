@@ -1,5 +1,6 @@
 """Messages are frozen, strict when written, tolerant when read, and say what is wrong with what is not one."""
 
+import json
 import math
 
 import pytest
@@ -8,6 +9,7 @@ from pydantic import ValidationError
 from feedback.schemas import (
     TOPICS,
     AdapterRef,
+    Decision,
     Experience,
     Feedback,
     Interaction,
@@ -15,6 +17,7 @@ from feedback.schemas import (
     TrafficSplit,
     Turn,
     Unreadable,
+    Update,
     canonical,
     read_episode_record,
     turn_flaw,
@@ -140,6 +143,30 @@ def test_version_names_round_trip_and_strangers_are_refused() -> None:
     for stranger in ("travel-desk", "travel-desk-42", "42", "travel-desk-0000042x"):
         with pytest.raises(ValueError, match="version name"):
             version_number(stranger)
+
+
+@pytest.mark.parametrize(
+    "stranger",
+    ["v7", "a-42", "A-000001", "a-000001\n", "a-\u0661\u0661\u0661\u0661\u0661\u0661", "a-000001x"],
+)
+def test_a_split_or_an_update_that_names_a_stranger_is_unreadable(stranger: str) -> None:
+    """It would be a ValueError wherever the number is asked for, at every start again."""
+    split = TrafficSplit(agent="a", generation=1, champion=AdapterRef(version="a-000001"), at=1)
+    update = Update(
+        update_id="u",
+        agent="a",
+        version="a-000001",
+        parent="a-000000",
+        reference="a-000000",
+        decision=Decision.ACCEPTED,
+        at=1,
+    )
+    for message in (split, update):
+        fields = json.loads(message.to_bytes())
+        named = fields["champion"] if message is split else fields
+        named["version"] = stranger
+        with pytest.raises(Unreadable, match="version"):
+            type(message).from_bytes(json.dumps(fields).encode())
 
 
 def test_canonical_bytes_do_not_depend_on_order() -> None:
