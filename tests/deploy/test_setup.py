@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,54 @@ def test_a_missing_python_is_one_line_too(bare_path: Path, tmp_path: Path) -> No
     assert done.returncode == 1
     assert "Python 3.11, 3.12 or 3.13 is missing" in done.stderr
     assert not (clone / ".venv").exists()
+
+
+@pytest.fixture
+def clone(tmp_path: Path, bare_path: Path) -> Path:
+    """The set-up's files and a .venv whose Python only notes what it was asked; uv and the packages are there."""
+    clone = tmp_path / "clone"
+    for name in ("deploy/setup.sh", "deploy/kafka/pom.xml", "pyproject.toml"):
+        (clone / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, clone / name)
+    shutil.copytree(ROOT / "deploy" / "locks", clone / "deploy" / "locks")
+    for name in ("bin/python", "uv/bin/uv"):
+        program = clone / ".venv" / name
+        program.parent.mkdir(parents=True)
+        program.write_text(f'#!/bin/bash\necho "$@" >>{clone}/asked\n')
+        program.chmod(0o755)
+    for name in ("env", "grep", "mkdir", "rm"):
+        found = shutil.which(name)
+        assert found is not None
+        (bare_path / name).symlink_to(found)
+    return clone
+
+
+def stamp(clone: Path, name: str, *made_from: str) -> None:
+    content = b"".join((clone / "deploy" / path).read_bytes() for path in made_from)
+    (clone / ".venv" / "stamps").mkdir(exist_ok=True)
+    (clone / ".venv" / "stamps" / name).write_text(sha256(content).hexdigest()[:16])
+
+
+def test_missing_java_is_said_before_anything_is_installed(bare_path: Path, clone: Path) -> None:
+    done = set_up(bare_path, cwd=clone)
+
+    assert done.returncode == 1
+    assert done.stderr.strip().startswith("setup: Java 17 or later and Maven are missing;")
+    assert "install" not in (clone / "asked").read_text()
+
+
+def test_the_time_is_kept_of_a_set_up_that_did_something(bare_path: Path, clone: Path) -> None:
+    stamp(clone, "kafka", "kafka/pom.xml", "locks/kafka.txt")
+    stamp(clone, "uv", "locks/uv.txt")
+
+    done = set_up(bare_path, cwd=clone)
+
+    assert done.returncode == 0, done.stderr
+    kept = clone / ".venv" / "stamps" / "setup_s"
+    assert float(kept.read_text()) >= 0.0
+    kept.write_text("123")
+    assert set_up(bare_path, cwd=clone).returncode == 0
+    assert kept.read_text() == "123"
 
 
 def test_an_unknown_step_is_refused(bare_path: Path) -> None:
