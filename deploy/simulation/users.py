@@ -15,6 +15,9 @@ from deploy.simulation.talk import FAILURES, Reply, Talk
 from deploy.simulation.travel import faults, read, truth
 from deploy.simulation.world import Request, Task
 
+HAVE_EARLIER = 0.46
+"""Share of the tasks with a request before the last one that is priced (`world.task`): only these can have such a thumb."""
+
 
 @dataclass(frozen=True)
 class Habits:
@@ -22,7 +25,7 @@ class Habits:
 
     rates: float = 0.5  # of the episodes get a thumb
     flips: float = 0.2  # of the thumbs say the opposite
-    rates_earlier: float = 0.2  # of the rated also rate an earlier answer
+    rates_earlier: float = 0.2  # of the rated episodes get one on an earlier answer too
     streams: float = 0.5
     ends: float = 0.5  # close the episode; the others go idle
     thinks_s: tuple[float, float] = (0.0, 0.0)  # least, most: reading a reply and typing the next message
@@ -97,15 +100,19 @@ async def run_user(
 
 
 def thumbs(line: EpisodeLine, draw: random.Random, habits: Habits) -> list[RatingLine]:
-    """The ratings of a finished episode: one on its last quote, sometimes one on an earlier quote."""
-    quotes = [answer for answer in line.answers if answer.wrong is not None and answer.quotes_total]
-    judged = quotes or [answer for answer in line.answers if answer.wrong is not None]
-    if line.success is None or not judged or draw.random() >= habits.rates:
+    """The ratings of a finished episode: one on its last answer that quotes a total, sometimes one on an earlier answer.
+
+    Where no answer quotes a total, which is a fault that its user must be able to rate, the last answer takes the place.
+    """
+    answers = [answer for answer in line.answers if answer.wrong is not None]
+    if line.success is None or not answers or draw.random() >= habits.rates:
         return []
     line.rated = True
-    given = [_thumb(line, judged[-1], truth=line.success, last=True, flip=draw.random() < habits.flips)]
-    if draw.random() < habits.rates_earlier and judged[:-1]:
-        earlier = draw.choice(judged[:-1])
+    quotes = [place for place, answer in enumerate(answers) if answer.quotes_total]
+    last = quotes[-1] if quotes else len(answers) - 1
+    given = [_thumb(line, answers[last], truth=line.success, last=True, flip=draw.random() < habits.flips)]
+    if last > 0 and draw.random() < habits.rates_earlier / HAVE_EARLIER:
+        earlier = answers[draw.randrange(last)]
         flip = draw.random() < habits.flips
         given.append(_thumb(line, earlier, truth=not earlier.wrong, last=False, flip=flip))
     draw.shuffle(given)

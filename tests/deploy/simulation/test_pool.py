@@ -85,7 +85,8 @@ async def test_a_careless_agent_is_complained_about_and_rated_down(tmp_path: Pat
         episode = by_index[rating["index"]]
         answers = {answer["response_id"]: answer for answer in episode["answers"]}
         rated = answers[rating["response_id"]]
-        assert rated["quotes_total"] and rated["wrong"] is not None
+        assert rated["quotes_total"] or not rating["last"]
+        assert rated["wrong"] is not None
         assert rating["truth"] == (episode["success"] if rating["last"] else not rated["wrong"])
         assert rating["flipped"] == (rating["truth"] != rating["value"])
         last = [answer for answer in episode["answers"] if answer["quotes_total"]][-1]
