@@ -20,6 +20,7 @@ class CallError(RuntimeError):
 
 
 FAILED, BAD_INPUT, UNREACHABLE = 1, 2, 3
+OFFER_S = 300.0
 
 
 def read_key(home: Path) -> str:
@@ -32,6 +33,16 @@ def read_key(home: Path) -> str:
     except OSError as error:
         said = f"no key in {home / 'api-key'}; start the stack with `ratchet up`, or set RATCHET_API_KEY"
         raise CallError(said, code=UNREACHABLE) from error
+
+
+def offer(what: str, address: str, *, key: str) -> Any:
+    """Put an adapter folder, or a registered version, up for trial. Raises CallError.
+
+    The gate loads the folder and MLflow takes a copy: on a busy machine that is minutes.
+    """
+    folder = Path(what)
+    body = {"path": str(folder.absolute())} if folder.is_dir() else {"version": what}
+    return call("POST", f"{address}/v1/canaries", key=key, body=body, timeout_s=OFFER_S)
 
 
 def call(
@@ -47,6 +58,9 @@ def call(
             timeout=timeout_s,
             trust_env=False,
         )
+    except httpx.ReadTimeout as error:
+        said = f"{address.split('/v1')[0]} took this and has not answered for {timeout_s:g} s"
+        raise CallError(said, code=FAILED) from error
     except httpx.HTTPError as error:
         said = f"nothing answers at {address.split('/v1')[0]} ({type(error).__name__}); is the stack up?"
         raise CallError(said, code=UNREACHABLE) from error

@@ -1,12 +1,11 @@
-"""`ratchet canary …` and `ratchet versions`: requests to the controller's own API, answered as text or JSON."""
+"""`ratchet canary …`: requests to the controller's own API, answered as text or JSON."""
 
 import json
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from deploy.terminal import AsJson, answer, faults_end_it, read_settings, rows_of, table
+from deploy.terminal import AsJson, answer, faults_end_it, read_settings, rows_of, table, working
 
 CanaryId = Annotated[str, typer.Argument(help="cn_…, active or latest.")]
 
@@ -21,8 +20,14 @@ def offer(
     as_json: AsJson = False,
 ) -> None:
     """Put a version up for trial."""
-    body = {"path": str(Path(what).absolute())} if Path(what).is_dir() else {"version": what}
-    _say_canary(ask_deploy("POST", "/v1/canaries", body), as_json=as_json)
+    from deploy.calls import offer as put_up
+    from deploy.calls import read_key
+    from deploy.stack.plan import deploy_address
+
+    settings = read_settings(None)
+    with faults_end_it(), working("checked by the gate and registered"):
+        found = put_up(what, deploy_address(settings), key=read_key(settings.home))
+    _say_canary(found, as_json=as_json)
 
 
 @canary.command(name="list")

@@ -73,6 +73,19 @@ def faults_end_it() -> Iterator[None]:
         fail(str(error), code=1)
 
 
+@contextmanager
+def working(said: str) -> Iterator[None]:
+    """A spinner beside `said` while the work takes, where a person looks on."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield
+        return
+    with console.status(said):
+        yield
+
+
 def answer(value: Any, text: str, *, as_json: bool) -> None:
     """Say it."""
     typer.echo(json.dumps(value) if as_json else text)

@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from deploy.calls import CallError, call
+from deploy.calls import CallError, call, offer
 
 
 class Steering:
@@ -20,22 +20,17 @@ class Steering:
         except CallError:
             return {}
 
-    async def canary(self, canary_id: str) -> dict[str, Any]:
-        """One canary. Raises CallError."""
-        return await self._call("GET", f"/v1/canaries/{canary_id}")
-
     async def offer(self, adapter: Path) -> dict[str, Any]:
-        """Offer an adapter folder, as `ratchet canary offer PATH` does: gate and registration take a while. Raises CallError."""
-        return await self._call("POST", "/v1/canaries", {"path": str(adapter.resolve())}, timeout_s=300.0)
+        """Offer an adapter folder by the code of `ratchet canary offer PATH`. Raises CallError."""
+        offered: dict[str, Any] = await asyncio.to_thread(offer, str(adapter), self._address, key=self._key)
+        return offered
 
     async def promote(self, canary_id: str) -> dict[str, Any]:
         """Make a candidate champion by hand, whatever the evidence says. Raises CallError."""
         return await self._call("POST", f"/v1/canaries/{canary_id}/promote", {"full": True})
 
-    async def _call(
-        self, method: str, path: str, body: dict[str, Any] | None = None, *, timeout_s: float = 20.0
-    ) -> dict[str, Any]:
+    async def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         answer: dict[str, Any] = await asyncio.to_thread(
-            call, method, self._address + path, key=self._key, body=body, timeout_s=timeout_s
+            call, method, self._address + path, key=self._key, body=body, timeout_s=20.0
         )
         return answer

@@ -1,6 +1,7 @@
 """The command line as a person meets it: help at once, exit codes that mean something, faults in one line."""
 
 import json
+import socket
 import subprocess
 import sys
 import threading
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from deploy.calls import OFFER_S, CallError, call
 from deploy.cli import app
 from deploy.terminal import table
 from tests.running import free_port
@@ -146,6 +148,16 @@ def test_a_folder_is_offered_by_path_and_anything_else_as_a_version(key: str, tm
         ("POST", "/v1/canaries", "Bearer sk-test", {"path": str(tmp_path)}),
         ("POST", "/v1/canaries", "Bearer sk-test", {"version": "travel-desk-000002"}),
     ]
+
+
+def test_an_answer_that_takes_too_long_is_not_called_an_absent_stack() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(CallError, match=r"took this and has not answered for 0\.2 s") as fault:
+            call("POST", f"{address}/v1/canaries", key="sk-test", timeout_s=0.2)
+
+    assert fault.value.code == 1
+    assert OFFER_S == 300
 
 
 @pytest.mark.parametrize("verb", ["promote", "pause", "resume", "abort", "retry", "undo"])
