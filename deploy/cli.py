@@ -66,7 +66,7 @@ def up(
     settings = read_settings(profile)
     with stop_signals_interrupt(), faults_end_it():
         began = time.monotonic()
-        fresh_key = not (settings.home / "api-key").exists() and not os.environ.get("RATCHET_API_KEYS")
+        fresh_key = not settings.api_keys and not (settings.home / "api-key").exists()
         stack = start(settings, lambda ready: _say_ready(ready, as_json=as_json))
         try:
             _say_up(stack, time.monotonic() - began, fresh_key=fresh_key, as_json=as_json)
@@ -249,6 +249,7 @@ def _say_up(stack: "Stack", took_s: float, *, fresh_key: bool, as_json: bool) ->
     if as_json:
         typer.echo(json.dumps({"up_s": round(took_s, 1), "serving": address, "home": str(home)}))
         return
-    typer.echo(f"up after {took_s:.0f} s: {address}/v1, logs in {home / 'log'}, key in {home / 'api-key'}")
+    keys = "keys as RATCHET_API_KEYS says" if stack.settings.api_keys else f"key in {home / 'api-key'}"
+    typer.echo(f"up after {took_s:.0f} s: {address}/v1, logs in {home / 'log'}, {keys}")
     if fresh_key:
         typer.echo(f"your key, shown once: {(home / 'api-key').read_text().strip()}")

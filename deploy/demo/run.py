@@ -72,7 +72,8 @@ def run(options: DemoOptions, console: Console) -> dict[str, Any]:
     """Play the demo and return its summary. Raises DemoFailed, UpError, HomeTaken, ChildFailed, AdapterMissing, AgentFileError."""
     began = time.monotonic()
     sizes = choose_sizes(short=options.short, long=options.long, has_bfloat16=look().has_bfloat16)
-    stack_settings = StackSettings()
+    # Its users have the key of its own home; an operator's ring would not know it.
+    stack_settings = StackSettings().model_copy(update={"api_keys": ""})
     up.claim_home(stack_settings.home)
     results = fresh_home(stack_settings.home)
     agent_file = own_agent_file(stack_settings.agent_file, results / "agent.yaml", short=sizes.short)

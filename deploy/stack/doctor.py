@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from deploy.stack.engine import EngineError, check_model
+from deploy.stack.engine import EngineUnfit, check_model
 from deploy.stack.kafka_node import jars_folder
 from deploy.stack.machine import Machine
 from deploy.stack.plan import Plan, StackSettings
@@ -99,7 +99,7 @@ def check_gpu() -> Finding:
     names = done.stdout.strip().replace("\n", "; ")
     if done.returncode or not names:
         return Finding("GPU", Level.WARNING, "nvidia-smi finds none", "check the driver")
-    return Finding("GPU", Level.OK, f"{names} (used by the gpu profile's engine)")
+    return Finding("GPU", Level.OK, f"{names}; not used: every profile here runs on the CPU")
 
 
 def check_memory(settings: StackSettings, machine: Machine) -> Finding:
@@ -127,7 +127,7 @@ def check_agent_model(agent: AgentFile) -> Finding:
     """Whether the engine can load the agent's model."""
     try:
         check_model(agent.model.path)
-    except EngineError as error:
+    except EngineUnfit as error:
         return Finding(
             "model", Level.FAULT, str(error), "or make the desk model with `ratchet bootstrap grow`"
         )

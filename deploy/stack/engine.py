@@ -26,7 +26,7 @@ _FUSED = {
 }
 
 
-class EngineError(ValueError):
+class EngineUnfit(ValueError):
     """The engine cannot serve this agent; the text names the setting."""
 
 
@@ -42,7 +42,7 @@ class EngineOptions:
 
 
 def engine_command(agent: AgentFile, options: EngineOptions) -> tuple[str, ...]:
-    """Arguments of the server process. Raises EngineError."""
+    """Arguments of the server process. Raises EngineUnfit."""
     lora = agent.training.lora
     return (
         *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
@@ -87,30 +87,30 @@ def allowed_rank(rank: int) -> int:
     for allowed in _ALLOWED_RANKS:
         if rank <= allowed:
             return allowed
-    raise EngineError(f"training.lora.r: {rank} is above the engine's largest rank {_ALLOWED_RANKS[-1]}")
+    raise EngineUnfit(f"training.lora.r: {rank} is above the engine's largest rank {_ALLOWED_RANKS[-1]}")
 
 
 def fused_modules(targets: Sequence[str]) -> tuple[str, ...]:
-    """The server's names for the trainer's modules, in a stable order. Raises EngineError."""
+    """The server's names for the trainer's modules, in a stable order. Raises EngineUnfit."""
     unknown = [target for target in targets if target not in _FUSED]
     if unknown:
-        raise EngineError(f"training.lora.targets: the engine cannot serve an adapter on {unknown[0]!r}")
+        raise EngineUnfit(f"training.lora.targets: the engine cannot serve an adapter on {unknown[0]!r}")
     return tuple(dict.fromkeys(_FUSED[target] for target in targets))
 
 
 def check_model(folder: Path) -> None:
-    """Raise EngineError unless the folder holds a model the engine can load."""
+    """Raise EngineUnfit unless the folder holds a model the engine can load."""
     config = folder / "config.json"
     if not config.exists():
-        raise EngineError(
+        raise EngineUnfit(
             f"no model in {folder} (config.json is missing); name one in the agent file's model.path"
         )
     if not any(folder.glob("*.safetensors")):
-        raise EngineError(f"no weights in {folder} (*.safetensors)")
+        raise EngineUnfit(f"no weights in {folder} (*.safetensors)")
     shape = json.loads(config.read_text())
     heads = shape.get("num_attention_heads", 1)
     head_dim = shape.get("head_dim") or shape.get("hidden_size", 0) // heads
     if head_dim % 32:
-        raise EngineError(
+        raise EngineUnfit(
             f"{config}: head_dim {head_dim} kills the engine on a CPU; it must be a multiple of 32"
         )

@@ -95,6 +95,7 @@ def plan_stack(settings: StackSettings, agent: AgentFile, *, dtype: Dtype, cores
     environment = {
         "RATCHET_HOME": str(settings.home.absolute()),
         "RATCHET_AGENT": str(settings.agent_file.absolute()),
+        "RATCHET_API_KEYS": settings.api_keys,
         "RATCHET_KAFKA": settings.kafka or f"127.0.0.1:{settings.kafka_port}",
         "MLFLOW_TRACKING_URI": settings.mlflow or f"http://127.0.0.1:{settings.mlflow_port}",
         "SERVING_ENGINES": settings.engines or f"http://127.0.0.1:{settings.engine_port}",

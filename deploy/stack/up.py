@@ -13,7 +13,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from deploy.stack.doctor import Level, examine
-from deploy.stack.engine import EngineError
+from deploy.stack.engine import EngineUnfit
 from deploy.stack.kafka_node import is_answering
 from deploy.stack.machine import look
 from deploy.stack.parity import ParityError, check_engines
@@ -131,7 +131,7 @@ def read_plan(settings: StackSettings) -> tuple[AgentFile, Plan]:
     agent = load_agent_file(settings.agent_file)
     try:
         return agent, plan_stack(settings, agent, dtype=machine.dtype, cores=machine.cores)
-    except EngineError as error:
+    except EngineUnfit as error:
         raise UpError(str(error)) from error
 
 
@@ -143,7 +143,8 @@ def start(settings: StackSettings, show: Show) -> Stack:
         if finding.level is Level.FAULT:
             raise UpError(f"{finding.about}: {finding.said}; {finding.todo}")
     # Two processes read the keys at their start; they must find the same ones.
-    ensure_key(settings.home)
+    if not settings.api_keys:
+        ensure_key(settings.home)
     stack = run_plan(settings, plan, show)
     try:
         engines = plan.environment["SERVING_ENGINES"].split(",")

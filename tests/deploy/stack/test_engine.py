@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from deploy.stack.engine import (
-    EngineError,
     EngineOptions,
+    EngineUnfit,
     allowed_rank,
     check_model,
     engine_command,
@@ -52,7 +52,7 @@ def test_the_rank_is_the_next_one_the_engine_knows(rank: int, allowed: int) -> N
 
 
 def test_a_rank_beyond_the_engine_is_refused_by_the_settings_name() -> None:
-    with pytest.raises(EngineError, match=r"training\.lora\.r: 513"):
+    with pytest.raises(EngineUnfit, match=r"training\.lora\.r: 513"):
         allowed_rank(513)
 
 
@@ -63,7 +63,7 @@ def test_the_trainers_modules_get_the_engines_names_once_each() -> None:
         "gate_up_proj",
         "down_proj",
     )
-    with pytest.raises(EngineError, match="'lm_head'"):
+    with pytest.raises(EngineUnfit, match="'lm_head'"):
         fused_modules(["q_proj", "lm_head"])
 
 
@@ -85,13 +85,13 @@ def test_a_model_the_engine_can_load_passes(tmp_path: Path) -> None:
     ],
 )
 def test_a_head_that_kills_the_engine_is_refused(tmp_path: Path, shape: dict[str, int], said: str) -> None:
-    with pytest.raises(EngineError, match=said):
+    with pytest.raises(EngineUnfit, match=said):
         check_model(write_model(tmp_path, shape))
 
 
 def test_a_missing_model_or_weights_is_named(tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match=r"model\.path"):
+    with pytest.raises(EngineUnfit, match=r"model\.path"):
         check_model(tmp_path)
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(EngineError, match="no weights"):
+    with pytest.raises(EngineUnfit, match="no weights"):
         check_model(tmp_path)

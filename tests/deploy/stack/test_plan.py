@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from deploy.stack.plan import Plan, StackSettings, plan_stack
-from feedback.agent_file import AgentFile
+from feedback.agent_file import AgentFile, load_agent_file
 
 
 def plan(agent: AgentFile, settings: StackSettings) -> Plan:
@@ -65,3 +65,17 @@ def test_only_the_trainer_yields_the_processor(desk_agent: AgentFile, tmp_path: 
     found = plan(desk_agent, StackSettings(home=tmp_path))
 
     assert {part.name for part in found.parts if part.nice > 0} == {"trainer"}
+
+
+def test_the_parts_take_the_keys_of_the_settings_and_not_what_the_environment_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The demo's stack has a key of its own; the variable of whoever started it must not reach the parts."""
+    monkeypatch.setenv("RATCHET_API_KEYS", "ada:secret:chat")
+    settings = StackSettings()
+    own = settings.model_copy(update={"api_keys": ""})
+
+    for taken, keys in ((settings, "ada:secret:chat"), (own, "")):
+        plan = plan_stack(taken, load_agent_file(taken.agent_file), dtype="float32", cores=2)
+        assert plan.environment["RATCHET_API_KEYS"] == keys
+        assert all("RATCHET_API_KEYS" not in part.environment for part in plan.parts)
