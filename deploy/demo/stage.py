@@ -9,7 +9,10 @@ from rich.console import Console, Group, RenderableType
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from feedback.schemas import Decision
+
 LINE_EVERY_S = 15.0
+DECISIONS = tuple(decision.value for decision in Decision)
 
 
 @dataclass
@@ -33,7 +36,7 @@ class Screen:
             TimeElapsedColumn(), TextColumn("ETA"), TimeRemainingColumn(), console=console,
         )  # fmt: skip
         self._task = self._bar.add_task("starting", total=1.0)
-        self._spoke_at = 0.0
+        self._spoke_at = self._began_at = 0.0
         self._stage = ""
 
     def render(self, scene: Scene) -> RenderableType:
@@ -47,29 +50,38 @@ class Screen:
     def line(self, scene: Scene) -> None:
         """One plain line, at most every quarter of a minute or when the stage changes."""
         now = time.monotonic()
-        if scene.stage == self._stage and now - self._spoke_at < LINE_EVERY_S:
+        if scene.stage != self._stage:
+            self._stage, self._began_at = scene.stage, now
+        elif now - self._spoke_at < LINE_EVERY_S:
             return
-        self._stage, self._spoke_at = scene.stage, now
-        said = " · ".join(f"{name} {value}" for name, value in rows(scene))
+        self._spoke_at = now
+        left = eta(now - self._began_at, scene.done)
+        said = " · ".join(f"{name} {value}" for name, value in (*rows(scene), ("ETA", left)))
         self.console.print(f"{scene.stage} {scene.done:.0%} · {said}", soft_wrap=True, highlight=False)
 
 
 def rows(scene: Scene) -> list[tuple[str, str]]:
-    """Name and value of every figure, in order."""
+    """Name and value of every figure, in order; the same ones at every moment."""
     counted, split, canary = scene.counters, scene.status.get("split") or {}, scene.status.get("canary") or {}
-    found = [
+    trial = f"{canary.get('version')}, {canary.get('phase')}" if canary else "none"
+    return [
         ("episodes", str(counted.get("episodes", 0))),
         ("rated", str(counted.get("rated", 0))),
         ("failed", str(counted.get("failed", 0))),
-        ("updates", ", ".join(f"{n} {name}" for name, n in scene.updates.items() if n) or "0"),
+        ("updates", ", ".join(f"{scene.updates.get(name, 0)} {name}" for name in DECISIONS)),
         ("champion", str((split.get("champion") or {}).get("version", "?"))),
+        ("candidate", trial),
+        ("live share", f"{scene.status.get('share') or 0:.0%}"),
+        ("evidence", evidence(canary)),
     ]
-    if canary:
-        found.append(
-            ("candidate", f"{canary.get('version')} at {canary.get('share', 0):.0%}, {canary.get('phase')}")
-        )
-        found.append(("evidence", evidence(canary)))
-    return found
+
+
+def eta(spent_s: float, done: float) -> str:
+    """What is left of a stage at its pace so far, as minutes and seconds."""
+    if done <= 0:
+        return "?"
+    minutes, seconds = divmod(round(spent_s * (1 - min(1.0, done)) / done), 60)
+    return f"{minutes}:{seconds:02d}"
 
 
 def evidence(canary: Mapping[str, Any]) -> str:
