@@ -1,6 +1,6 @@
 """The canary's published figures, each from simulated canaries: false verdicts under the null, speed, power, damage done.
 
-Runs are enough for a binomial error of half a per cent at 2,000; a scenario is a line in `SCENARIOS`.
+Runs are enough for a binomial error of half a per cent at 2,000; a scenario is a line of `scenarios`.
 """
 
 from collections.abc import Callable, Iterator

@@ -1,6 +1,6 @@
 """Plays many canaries at once over synthetic episodes, to say how often and how fast the agent file's settings decide.
 
-Runs advance in lockstep on arrays through the same e-processes; the order of decisions is that of `canary.judge`, and a
+Runs advance in lockstep on arrays through the same e-processes; the order of decisions is that of `verdict.judge`, and a
 test plays single runs through both and requires the same verdict at the same episode.
 """
 
@@ -91,20 +91,24 @@ def draw(world: World, share: Array, *, at: int, generator: np.random.Generator)
         outcome = generator.binomial(world.ratings, says) / world.ratings
     else:
         outcome = (generator.random(runs) < says).astype(float)
-    rates = {
+    faults = {
+        name: (generator.random(runs) < np.where(arm == 1.0, pair[1], pair[0])).astype(float)
+        for name, pair in fault_rates(world).items()
+    }
+    known = (generator.random(runs) < world.reacts).astype(float)
+    thumbed = known * (generator.random(runs) < world.thumb)
+    return Episodes(arm, known, outcome, thumbed, faults)
+
+
+def fault_rates(world: World) -> Mapping[str, tuple[float, float]]:
+    """How often an episode of the champion and of the candidate has each fault."""
+    return {
         "request_error": (0.01, 0.01),
         "invalid_tool_call": world.invalid,
         "clarifying_question": (0.02, 0.02),
         "latency": (0.05, 0.05),
         "length": (0.1, 0.1),
     }
-    faults = {
-        name: (generator.random(runs) < np.where(arm == 1.0, pair[1], pair[0])).astype(float)
-        for name, pair in rates.items()
-    }
-    known = (generator.random(runs) < world.reacts).astype(float)
-    thumbed = known * (generator.random(runs) < world.thumb)
-    return Episodes(arm, known, outcome, thumbed, faults)
 
 
 class Lockstep:
@@ -159,7 +163,7 @@ class Lockstep:
         self.reaction = _count(self.reaction, arm, share=share, counts=counted)
 
     def judge(self) -> None:
-        """The rules of `canary.judge`, in its order: harm, doubt, steps, proof. A pause ends a run here."""
+        """The rules of `verdict.judge`, in its order: harm, doubt, steps, proof. A pause ends a run here."""
         settings = self.settings
         self._end(_reached(self.worse.log_e, settings.alphaRollback), ROLLED_BACK, "worse")
         self._end(_reached(self.thumbs.log_e, settings.guardrailAlpha), ROLLED_BACK, "thumbs")
@@ -228,13 +232,7 @@ def play(
 def knowing(world: World) -> Known:
     """What a champion with a long past is known for."""
     says = float(world.success[0] * (1 - world.wrong) + (1 - world.success[0]) * world.wrong)
-    clean = {
-        "request_error": 0.99,
-        "invalid_tool_call": 1 - world.invalid[0],
-        "clarifying_question": 0.98,
-        "latency": 0.95,
-        "length": 0.9,
-    }
+    clean = {name: 1 - champions for name, (champions, _) in fault_rates(world).items()}
     return Known(says, clean)
 
 

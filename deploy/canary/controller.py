@@ -1,4 +1,4 @@
-"""The controller's loop. Read `run`: it is the whole of it; every verb lives in a file of its own.
+"""The controller's loop. Read `turn`: it is the whole of it; what its verbs do is in the files that they come from.
 
 What was read, what it decided, the event that says so and the split that follows are one transaction: a controller that
 is killed anywhere goes on as if it had not been.
