@@ -29,7 +29,8 @@ def main(arguments: list[str] | None = None) -> int:
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: _stop(stopping))
-    from online_trainer.start import StartError, serve
+    from online_trainer.start import serve
+    from online_trainer.trainer import StartError
 
     try:
         serve(settings, stopping, clock=lambda: time.time_ns() // 1_000_000)

@@ -20,22 +20,18 @@ class Turn:
     champion: str
     returns: bool
     rejected: tuple[str, ...]
-    resolved: tuple[str, ...]
 
 
 def read_split(progress: Progress, split: TrafficSplit) -> Turn:
-    """Verdicts not yet seen, and a champion that moved backwards or is none of ours."""
-    fresh = [verdict for verdict in split.verdicts if verdict.version not in progress.resolved]
+    """The newest verdict on each version past the champion, and a champion that moved backwards or is none of ours.
+
+    Told again it changes nothing: what was rejected is no longer on the line.
+    """
+    newest = {verdict.version: verdict.verdict for verdict in split.verdicts}
     champion = split.champion.version
     live = {name for name, version in progress.versions.items() if not version.rejected}
-    lost = any(verdict.version in live and verdict.verdict in BAD for verdict in fresh)
+    past = {name for name in live if version_number(name) > version_number(champion)}
+    lost = any(newest.get(name) in BAD for name in past)
     undone = champion in live and version_number(champion) < version_number(progress.champion)
-    foreign = champion not in live
-    returns = lost or undone or foreign
-    rejected = sorted(name for name in live if version_number(name) > version_number(champion))
-    return Turn(
-        champion=champion,
-        returns=returns,
-        rejected=tuple(rejected) if returns else (),
-        resolved=tuple(verdict.version for verdict in fresh),
-    )
+    returns = lost or undone or champion not in live
+    return Turn(champion, returns, tuple(sorted(past)) if returns else ())

@@ -59,12 +59,12 @@ def follow(trainer: Trainer, split: TrafficSplit) -> bool:
     if turn.champion != progress.champion:
         progress.pause = Pause()  # what was refused was measured against another champion's traffic
     progress.generation, progress.champion = split.generation, turn.champion
-    progress.resolved += turn.resolved
     if turn.champion not in progress.versions:
         champion = split.champion
         progress.versions[turn.champion] = Version(
             at_update=progress.accepted, uri=champion.uri, digest=champion.digest
         )
+    progress.versions[turn.champion].rejected = False  # a retried trial may have taken it back
     if turn.returns:
         progress.return_to = turn.champion
         log.warning("returning to %s, rejected: %s", turn.champion, ", ".join(turn.rejected) or "none")

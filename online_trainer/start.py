@@ -24,14 +24,12 @@ from online_trainer.probe import probe_prompts
 from online_trainer.publish import Publisher, measure_probe
 from online_trainer.registry import Registry
 from online_trainer.state import Progress
-from online_trainer.trainer import Parts, Trainer, open_trainer
+from online_trainer.trainer import Parts, StartError, Trainer, open_trainer
 from online_trainer.worker import run
 
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
 log = logging.getLogger(__name__)
-
-
-class StartError(RuntimeError):
-    """The trainer cannot start; the text says what to change."""
 
 
 def serve(settings: Settings, stopping: threading.Event, *, clock: Callable[[], int]) -> None:
@@ -59,7 +57,7 @@ def serve(settings: Settings, stopping: threading.Event, *, clock: Callable[[], 
 def _build(settings: Settings, agent: AgentFile, lease: Lease, clock: Callable[[], int]) -> Trainer:
     threads = settings.threads or max(1, (os.cpu_count() or 1) - 1)
     torch.set_num_threads(threads)
-    dtype: torch.dtype = getattr(torch, settings.dtype)
+    dtype = DTYPES[settings.dtype]
     checkpoints = Checkpoints(settings.folder / "checkpoints", keep=settings.keep_checkpoints, lease=lease)
     try:
         policy = Policy(load_base(agent.model.path, dtype=dtype), agent.training.lora, seed=settings.seed)

@@ -69,7 +69,6 @@ class Progress(BaseModel):
     positions: list[tuple[str, int, int]] = []
     generation: int = -1
     champion: str
-    resolved: list[str] = []
     return_to: str | None = None
     update: int = 0
     accepted: int = 0

@@ -32,6 +32,10 @@ from online_trainer.update.step import new_optimizer
 log = logging.getLogger(__name__)
 
 
+class StartError(RuntimeError):
+    """The trainer cannot start; the text says what to change."""
+
+
 @dataclass(frozen=True)
 class Parts:
     """What the trainer works with and does not own the state of."""
@@ -131,12 +135,12 @@ class Trainer:
 
 
 def open_trainer(parts: Parts, policy: Policy, *, fresh: Progress, reference: State | None) -> Trainer:
-    """From the newest checkpoint, or at the start."""
+    """From the newest checkpoint, or at the start. Raises StartError when the checkpoint is another agent's."""
     hidden, side, _ = widths(policy)
     saved = parts.checkpoints.newest()
     progress = fresh if saved is None else Progress.model_validate_json(saved.state)
     if progress.agent != parts.agent.agent:
-        raise ValueError(f"the checkpoint is of agent {progress.agent!r}, not {parts.agent.agent!r}")
+        raise StartError(f"the checkpoint is of agent {progress.agent!r}, not {parts.agent.agent!r}")
     trainer = Trainer(
         parts=parts,
         policy=policy,

@@ -85,12 +85,17 @@ def _minibatches(batch: Batch, training: Training, generator: torch.Generator) -
     for number, row in enumerate(batch.rows):
         of[row.episode_id].append(number)
     steps: list[list[int]] = []
-    count = min(training.ppo.minibatches, len(episodes))
+    count = steps_per_epoch(batch, training.ppo)
     for _ in range(training.ppo.epochs):
         order = torch.randperm(len(episodes), generator=generator).tolist()
         for first in range(count):
             steps.append([row for at in order[first::count] for row in of[episodes[at]]])
     return steps
+
+
+def steps_per_epoch(batch: Batch, settings: Ppo) -> int:
+    """Minibatches are of whole episodes, so there are no more of them than episodes."""
+    return min(settings.minibatches, len({row.episode_id for row in batch.rows}))
 
 
 @dataclass(frozen=True)
@@ -112,7 +117,7 @@ def backward(
 ) -> Share:
     """Gradients of one minibatch; its denominator is the update's tokens over the number of minibatches."""
     settings = training.ppo
-    total = max(1.0, float(goal.used_N.sum()) / min(settings.minibatches, len(batch.rows)))
+    total = max(1.0, float(goal.used_N.sum()) / steps_per_epoch(batch, settings))
     statistics, loss_sum, moved, weight_sum = RatioStatistics(), 0.0, 0.0, 0.0
     clips = _clips(settings)
     for part in pack(batch.rows, token_positions, token_budget=training.token_budget, only=rows):

@@ -110,26 +110,20 @@ def moves(
     mu_N: Tensor,
     tis_cap: float,
 ) -> Moves:
-    """Measure one chunk from logits (already divided by the sampling temperature) at the counted positions.
+    """Measure one chunk from log-probabilities [N, V] at the counted positions, of the distribution that was sampled.
 
     kl_old = KL(old || new) and kl_ref = KL(new || reference) exactly; k3_mu estimates KL(mu || new) on mu's own
     tokens; `weight_N` = min(old / mu, cap) makes those tokens stand for tokens of `old` in M2 and the big moves.
     """
-    logp_NV, logold_NV, logref_NV = (_logprobs(x) for x in (new_NV, old_NV, reference_NV))
-    new_N, old_N = (x.gather(-1, ids_N[:, None])[:, 0].double() for x in (logp_NV, logold_NV))
+    new_N, old_N = (x.gather(-1, ids_N[:, None])[:, 0].double() for x in (new_NV, old_NV))
     return Moves(
-        kl_old_N=kl_of_logprobs(logold_NV, logp_NV).clamp(min=0.0).double(),
-        kl_ref_N=kl_of_logprobs(logp_NV, logref_NV).clamp(min=0.0).double(),
+        kl_old_N=kl_of_logprobs(old_NV, new_NV).clamp(min=0.0).double(),
+        kl_ref_N=kl_of_logprobs(new_NV, reference_NV).clamp(min=0.0).double(),
         k3_mu_N=k3(mu_N.double(), new_N),
         move_N=new_N - old_N,
         weight_N=truncated_weight(old_N, mu_N.double(), cap=tis_cap),
         turn_N=turn_N,
     )
-
-
-def _logprobs(logits_NV: Tensor) -> Tensor:
-    """log softmax in float32, or in float64 where the logits are."""
-    return torch.log_softmax(logits_NV if logits_NV.dtype == torch.float64 else logits_NV.float(), dim=-1)
 
 
 def measure(

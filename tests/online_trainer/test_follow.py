@@ -50,9 +50,31 @@ def test_a_superseded_candidate_changes_nothing(progress: Progress) -> None:
     assert not read_split(progress, split(1, (2, Verdict.SUPERSEDED))).returns
 
 
-def test_a_verdict_counts_once(progress: Progress) -> None:
-    progress.resolved.append(name(2))
+def test_of_two_verdicts_on_a_version_the_newer_counts(progress: Progress) -> None:
+    """A superseded candidate may be tried again."""
+    assert not read_split(progress, split(1, (2, Verdict.SUPERSEDED))).returns
+    turn = read_split(progress, split(1, (2, Verdict.SUPERSEDED), (2, Verdict.ROLLED_BACK)))
+    assert turn.returns
+    assert turn.rejected == (name(2), name(3))
+    assert not read_split(progress, split(1, (2, Verdict.ROLLED_BACK), (2, Verdict.SUPERSEDED))).returns
+
+
+def test_a_verdict_told_again_changes_nothing(progress: Progress) -> None:
+    for number in (2, 3):
+        progress.versions[name(number)].rejected = True
     assert not read_split(progress, split(1, (2, Verdict.ROLLED_BACK))).returns
+
+
+def test_a_refused_version_that_was_retried_and_promoted_is_returned_to(progress: Progress) -> None:
+    progress.versions[name(2)].rejected = True
+    turn = read_split(progress, split(2, (2, Verdict.ROLLED_BACK), (2, Verdict.PROMOTED)))
+    assert turn.returns
+    assert turn.rejected == (name(3),)
+
+
+def test_a_verdict_on_what_the_champion_has_left_behind_changes_nothing(progress: Progress) -> None:
+    progress.champion = name(2)
+    assert not read_split(progress, split(2, (2, Verdict.PROMOTED), (1, Verdict.ROLLED_BACK))).returns
 
 
 def test_an_undone_champion_rejects_what_came_after(progress: Progress) -> None:

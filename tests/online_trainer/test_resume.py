@@ -14,7 +14,7 @@ from feedback.bus import MemoryBus
 from feedback.schemas import CREDITS, UPDATES, Credit, Update
 from online_trainer.checkpoint import Lease, LeaseLost
 from online_trainer.policy import state_digest
-from online_trainer.trainer import Trainer
+from online_trainer.trainer import StartError, Trainer
 from online_trainer.worker import run
 from tests.online_trainer import tiny
 
@@ -142,6 +142,14 @@ def test_a_trainer_whose_lease_was_taken_writes_nothing(agent: AgentFile, tmp_pa
         with pytest.raises(LeaseLost, match="taken over"):
             trainer.save("update")
         assert trainer.parts.checkpoints.serials() == []
+
+
+def test_another_agents_home_is_refused_by_name(agent: AgentFile, tmp_path: Path) -> None:
+    with Lease(tmp_path) as lease:
+        tiny.open_tiny(tmp_path, agent, MemoryBus(), lease=lease).save("here")
+        other = agent.model_copy(update={"agent": "other-desk"})
+        with pytest.raises(StartError, match="'tiny-desk'"):
+            tiny.open_tiny(tmp_path, other, MemoryBus(), lease=lease)
 
 
 def test_old_checkpoints_go_and_pinned_ones_stay(agent: AgentFile, tmp_path: Path) -> None:

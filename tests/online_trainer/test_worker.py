@@ -215,6 +215,22 @@ def test_a_rolled_back_line_returns_to_the_champion_bit_for_bit(trainer: Trainer
     assert trainer.progress.parent == V1
 
 
+def test_a_refused_version_that_a_retry_promoted_is_the_line_again(trainer: Trainer, bus: MemoryBus) -> None:
+    offered(trainer, bus, first=0, version=V1)
+    head = state_digest(trainer.policy.state())
+    say(bus, 1, tiny.BASE, (V1, Verdict.ROLLED_BACK))
+    work(trainer)
+    assert state_digest(trainer.policy.state()) == state_digest(trainer.start)
+    for generation in (2, 3):  # told twice, it returns once
+        say(bus, generation, V1, (V1, Verdict.ROLLED_BACK), (V1, Verdict.PROMOTED))
+        work(trainer)
+        assert state_digest(trainer.policy.state()) == head
+        assert not trainer.progress.versions[V1].rejected
+    feed(trainer, bus, first=5000, version=V1)
+    work(trainer)
+    assert trainer.progress.accepted == trainer.progress.versions[V1].at_update + 1
+
+
 def test_an_offer_that_waits_for_mlflow_falls_with_its_ancestor(trainer: Trainer, bus: MemoryBus) -> None:
     offered(trainer, bus, first=0, version=V1)
     while not any(p.offer for p in trainer.progress.publications):

@@ -112,6 +112,23 @@ def test_an_update_raises_what_was_praised_and_lowers_what_was_blamed(
     assert float((new - old)[praised_N].mean()) > 0 > float((new - old)[~praised_N].mean())
 
 
+def test_two_episodes_in_many_rows_are_two_minibatches(policy: Policy, agent: AgentFile) -> None:
+    """Eight rows of two episodes make two steps of four: each weighs half of the update's tokens, not a quarter."""
+    rows = [
+        replace(row, episode_id=f"ep_{number % 2}", spans=(replace(row.spans[0], turn=number),))
+        for number, row in enumerate(rows_for(policy, 8))
+    ]
+    batch = build(rows)
+    training = with_ppo(agent.training, minibatches=4)
+    here = look(policy, batch, token_budget=4096)
+    used_N = torch.ones(batch.tokens, dtype=torch.bool)
+    goal = Goal(torch.ones(batch.tokens), used_N, here, here)
+    half = [number for number, row in enumerate(batch.rows) if row.episode_id == "ep_0"]
+    share = backward(policy, batch, goal, half, training=training, beta=0.0)
+    assert len(batch.rows) == 8
+    assert share.loss == pytest.approx(-1.0, abs=1e-4)
+
+
 def with_ppo(training: Training, **changes: Any) -> Training:
     return training.model_copy(update={"ppo": training.ppo.model_copy(update=changes)})
 

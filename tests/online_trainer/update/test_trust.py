@@ -33,7 +33,8 @@ GOOD = trust.Measures(
 def measured(
     new: Tensor, old: Tensor, reference: Tensor, ids: Tensor, mu: Tensor, turn: Tensor
 ) -> trust.Measures:
-    """Measured in two chunks, as a real update is."""
+    """Of logits, measured in two chunks, as a real update is."""
+    new, old, reference = (logits.log_softmax(-1) for logits in (new, old, reference))
     cuts = (slice(0, 7), slice(7, None))
     chunks = [
         trust.moves(
