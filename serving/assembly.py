@@ -64,7 +64,7 @@ async def running(
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=2)
     async with aiohttp.ClientSession(connector=connector) as session:
         gateway, drainer = _build(settings, agent_file, database, session, clock=clock, bus=bus, fetch=fetch)
-        listener = Listener(gateway.news, bus, _on_split(gateway))
+        listener = Listener(gateway.news, bus, _on_split(gateway), partitions=settings.partitions)
         gateway.writer.start()
         await _recover(gateway, shared=bool(settings.database))
         drainer.start()
@@ -96,7 +96,7 @@ def _build(
     toolbox = _toolbox(settings, agent_file, template)
     metrics = Metrics(agent_file.agent)
     episodes, outbox, writer = Episodes(database), Outbox(database, settings.outbox_bound), Writer(database)
-    news = News(database, agent_file.agent, agent_file.base_version)
+    news = News(database, outbox, agent_file.agent, agent_file.base_version)
     drainer = Drainer(outbox, bus)
     adapters = _adapters(settings, agent_file, template, session, news=news, metrics=metrics, fetch=fetch)
     gateway = Gateway(

@@ -77,7 +77,10 @@ class Engine:
     async def sample(
         self, prompt_ids: Sequence[int], *, model: str, params: Mapping[str, Any]
     ) -> AsyncGenerator[Sampled, None]:
-        """Sample one turn; `params` may ask for `logprobs: n`. Raises EngineError; after the first item only EngineBroken."""
+        """Sample one turn; `params` may ask for `logprobs: n`.
+
+        A stream that breaks before its first item is EngineDown, since another replica may do it; after that EngineBroken.
+        """
         top = int(params.get("logprobs", 0))
         body = {
             "prompt": prompt_ids,
@@ -89,6 +92,7 @@ class Engine:
             "return_tokens_as_token_ids": top > 0,
             **params,
         }
+        begun = False
         try:
             async with await self._post_stream(orjson.dumps(body)) as response:
                 if response.status != 200:
@@ -100,12 +104,12 @@ class Engine:
                             continue
                         sampled = read_event(data, prompt_ids, model, top=top)
                         if sampled is not None:
-                            finished = sampled.finish is not None
+                            finished, begun = sampled.finish is not None, True
                             yield sampled
                 if not finished:
-                    raise EngineBroken("the engine's stream ended in the middle")
+                    raise (EngineBroken if begun else EngineDown)("the engine's stream ended in the middle")
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise EngineBroken("the engine's stream broke off") from error
+            raise (EngineBroken if begun else EngineDown)("the engine's stream broke off") from error
 
     async def _post_stream(self, data: bytes) -> aiohttp.ClientResponse:
         """Begin a completion. A kept connection that the server had just closed is tried once more, on a new one."""

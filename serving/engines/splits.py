@@ -2,17 +2,27 @@
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import orjson
 from sqlalchemy import Connection, Engine, delete, insert, select
 from sqlalchemy.exc import SQLAlchemyError
 
-from feedback.bus import Bus, BusError, Record
+from feedback.bus import Bus, BusError, Partition, Record, TopicMismatch
+from feedback.dead_letters import dead_letter, letter_key
+from feedback.outbox import Outbox, OutboxFull
 from feedback.schemas import CREDITS as CREDITS_TOPIC
-from feedback.schemas import TRAFFIC_SPLITS, AdapterRef, Credit, TrafficSplit, Unreadable
+from feedback.schemas import (
+    DEAD_LETTERS,
+    TRAFFIC_SPLITS,
+    AdapterRef,
+    Credit,
+    TrafficSplit,
+    Unreadable,
+)
 from feedback.store import Zombie, advance, read_positions
+from serving.engines.router import versions
 from serving.tables import CREDITS, SPLITS
 
 _log = logging.getLogger(__name__)
@@ -20,10 +30,11 @@ _READER = "serving"
 
 
 class News:
-    """Reads and writes both caches."""
+    """Reads and writes both caches. `problem` says what is wrong with the bus's topics."""
 
-    def __init__(self, engine: Engine, agent: str, base_version: str) -> None:
-        self._engine, self._agent, self._base = engine, agent, base_version
+    def __init__(self, engine: Engine, outbox: Outbox, agent: str, base_version: str) -> None:
+        self._engine, self._outbox, self._agent, self._base = engine, outbox, agent, base_version
+        self.problem: str | None = None
 
     def split(self) -> TrafficSplit:
         """The newest split known here; before any, the declared start for everybody."""
@@ -41,35 +52,33 @@ class News:
         return [orjson.loads(value) for value in rows.scalars()]
 
     def take(self, records: list[Record]) -> TrafficSplit | None:
-        """Store what the records say; returns the newest split among them."""
+        """Store what the records say; returns the newest split among them. What cannot be read is a dead letter, once."""
+        newest: TrafficSplit | None = None
         with self._engine.begin() as conn:
-            split = self._newest_split(records)
-            if split is not None:
-                self._keep_split(conn, split)
+            stored = read_positions(conn, _READER)
             for record in records:
-                if record.topic == CREDITS_TOPIC:
-                    self._keep_credit(conn, record)
-            _move(conn, [record for record in records if record.topic == CREDITS_TOPIC])
-        return split
+                try:
+                    message = _read(record)
+                except Unreadable as error:
+                    if record.offset >= stored.get((record.topic, record.partition), 0):
+                        self._bury(conn, record, str(error))
+                    continue
+                if message.agent != self._agent:
+                    continue
+                if isinstance(message, Credit):
+                    _keep_credit(conn, message)
+                elif newest is None or message.generation > newest.generation:
+                    newest = message
+            if newest is not None:
+                self._keep_split(conn, newest)
+            _move(conn, records, stored)
+        return newest
 
-    def positions(self) -> dict[tuple[str, int], int]:
+    def positions(self) -> dict[Partition, int]:
         """Where reading credits goes on. Splits are read from the earliest: the topic is compacted."""
         with self._engine.connect() as conn:
-            return read_positions(conn, _READER)
-
-    def _newest_split(self, records: list[Record]) -> TrafficSplit | None:
-        newest: TrafficSplit | None = None
-        for record in records:
-            if record.topic != TRAFFIC_SPLITS:
-                continue
-            try:
-                split = TrafficSplit.from_bytes(record.value)
-            except Unreadable as error:
-                _log.error("unreadable split at %s-%d: %s", record.topic, record.partition, error)
-                continue
-            if split.agent == self._agent and (newest is None or split.generation > newest.generation):
-                newest = split
-        return newest
+            found = read_positions(conn, _READER)
+        return {where: offset for where, offset in found.items() if where[0] == CREDITS_TOPIC}
 
     def _keep_split(self, conn: Connection, split: TrafficSplit) -> None:
         known = conn.execute(select(SPLITS.c.generation).where(SPLITS.c.agent == self._agent)).scalar()
@@ -79,23 +88,23 @@ class News:
         row = {"agent": self._agent, "generation": split.generation, "value": split.to_bytes()}
         conn.execute(insert(SPLITS).values(**row))
 
-    def _keep_credit(self, conn: Connection, record: Record) -> None:
+    def _bury(self, conn: Connection, record: Record, reason: str) -> None:
+        """Nothing waits for a dead letter: where the spool is full, the log has to do."""
+        _log.error("unreadable: %s-%d at %d: %s", record.topic, record.partition, record.offset, reason)
+        letter = dead_letter(record, reason, at=max(0, record.timestamp_ms))
         try:
-            credit = Credit.from_bytes(record.value)
-        except Unreadable as error:
-            _log.error("unreadable credit at %s-%d: %s", record.topic, record.partition, error)
-            return
-        row = {"episode_id": credit.episode_id, "update_id": credit.update_id}
-        where = (CREDITS.c.episode_id == credit.episode_id, CREDITS.c.update_id == credit.update_id)
-        conn.execute(delete(CREDITS).where(*where))
-        conn.execute(insert(CREDITS).values(**row, value=credit.to_bytes()))
+            self._outbox.put(conn, DEAD_LETTERS, letter_key(record), letter.to_bytes(), letter.at)
+        except OutboxFull as error:
+            _log.error("no dead letter written: %s", error)
 
 
 class Listener:
-    """A thread that follows both topics. A bus that is down is silence."""
+    """A thread that follows both topics. A bus that is down is silence; topics that are not ours are a problem to show."""
 
-    def __init__(self, news: News, bus: Bus, on_split: Callable[[TrafficSplit], None]) -> None:
-        self._news, self._bus, self._on_split = news, bus, on_split
+    def __init__(
+        self, news: News, bus: Bus, on_split: Callable[[TrafficSplit], None], *, partitions: int
+    ) -> None:
+        self._news, self._bus, self._on_split, self._partitions = news, bus, on_split, partitions
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="split-listener", daemon=True)
 
@@ -111,10 +120,20 @@ class Listener:
     def _run(self) -> None:
         while not self._stopping.is_set():
             try:
+                self._check_topics()
                 self._follow()
             except (BusError, SQLAlchemyError, Zombie) as error:
                 _log.warning("splits and credits are not read now: %s", error)
                 self._stopping.wait(2.0)
+
+    def _check_topics(self) -> None:
+        """Chat goes on with topics of another kind; whoever looks must see it."""
+        try:
+            self._bus.ensure_topics(self._partitions)
+            self._news.problem = None
+        except TopicMismatch as error:
+            self._news.problem = str(error)
+            _log.error("the bus is not as it must be: %s", error)
 
     def _follow(self) -> None:
         reader = self._bus.reader([TRAFFIC_SPLITS, CREDITS_TOPIC])
@@ -129,9 +148,26 @@ class Listener:
             reader.close()
 
 
-def _move(conn: Connection, records: list[Record]) -> None:
-    stored = read_positions(conn, _READER)
-    moves: dict[tuple[str, int], tuple[int | None, int]] = {}
+def _read(record: Record) -> TrafficSplit | Credit:
+    """Raises Unreadable, also for a split that names what is no version of its agent."""
+    if record.topic == CREDITS_TOPIC:
+        return Credit.from_bytes(record.value)
+    split = TrafficSplit.from_bytes(record.value)
+    for version in sorted(versions(split)):
+        if version.rpartition("-")[0] != split.agent:
+            raise Unreadable(f"{version} is not a version of {split.agent}")
+    return split
+
+
+def _keep_credit(conn: Connection, credit: Credit) -> None:
+    where = (CREDITS.c.episode_id == credit.episode_id, CREDITS.c.update_id == credit.update_id)
+    conn.execute(delete(CREDITS).where(*where))
+    row = {"episode_id": credit.episode_id, "update_id": credit.update_id}
+    conn.execute(insert(CREDITS).values(**row, value=credit.to_bytes()))
+
+
+def _move(conn: Connection, records: list[Record], stored: Mapping[Partition, int]) -> None:
+    moves: dict[Partition, tuple[int | None, int]] = {}
     for record in records:
         where = (record.topic, record.partition)
         if record.offset >= moves.get(where, (0, stored.get(where, 0)))[1]:

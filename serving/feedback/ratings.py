@@ -241,14 +241,14 @@ def _natural_key(target: Target, pair: ComparedReplies | None, name: str, rater:
 
 
 def _rater(key: Key, body: Given, target: Target) -> str:
-    """The person the key vouches for, else the one who chatted, else the episode (design 13, Raters).
+    """The person who chatted, else the one the key vouches for, else the episode (design 13, Raters).
 
     A program is nobody's opinion but its own, whoever's reply it looks at.
     """
     named = body.source.id if body.source else None
     if body.source is not None and body.source.type != "human":
         return person(key.owner, f"{body.source.type}:{named or ''}")
-    if named and key.may("end-users"):
+    if target.user is None and named and key.may("end-users"):
         return person(key.owner, named)
     return target.user or person(key.owner, f"episode:{target.episode_id}")
 

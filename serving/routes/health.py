@@ -17,13 +17,14 @@ def router(gateway: Gateway) -> APIRouter:
 
     @routes.get("/readyz", response_model=None)
     async def readyz() -> Response:
-        """Chat requests can be answered; and how full the spool is."""
+        """Chat requests can be answered; how full the spool is, and what is wrong with the bus's topics."""
         problem = gateway.adapters.ready()
         spool = {"waiting": gateway.outbox.depth(), "bound": gateway.outbox.bound}
         split = gateway.adapters.split
         value = {
             "status": "ready" if problem is None else "not ready",
             "problem": problem,
+            "bus": gateway.news.problem,
             "spool": spool,
             "generation": split.generation if split else None,
             "engines": [

@@ -126,6 +126,21 @@ async def test_after_the_first_byte_a_failure_is_an_error_frame(tmp_path: Path, 
             assert len(record.turns[0].token_ids) == 4
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_stream_that_breaks_before_its_first_token_goes_on_at_another_engine(
+    tmp_path: Path, stream: bool
+) -> None:
+    """vLLM sends its headers at once, so that a break after them is what a dying engine looks like."""
+    dying = scripted({"Hi": Reply("one two", break_after=0)})
+    stubs = [StubEngine(BASE, tiny_tokenizer(), script) for script in (dying, scripted({"Hi": "one two"}))]
+    async with world(tmp_path, stubs=stubs) as here:
+        await until(lambda: all(not replica.problem for replica in here.gateway.adapters.replicas))
+        response = await here.chat("Hi", stream=stream)
+        assert response.status_code == 200
+        assert (await here.interactions(1))[0].status is Status.COMPLETED
+        assert any(seen.aborted_at or not seen.finished for seen in here.stubs[0].seen)
+
+
 @pytest.mark.parametrize(
     ("lie", "flaw"),
     [("short_logprobs", "length_mismatch"), ("null_logprob", None), ("nan_logprob", None)],

@@ -62,18 +62,25 @@ async def test_new_changed_replayed_and_amended(tmp_path: Path) -> None:
 
 async def test_raters_are_kept_apart_and_only_a_vouching_key_names_them(tmp_path: Path) -> None:
     async with world(tmp_path) as here:
-        reply = await here.answer("Hi", user="anna")
+        reply = await here.answer("Hi")
         rating = {"response_id": reply["id"], "name": "user_rating", "value": True}
         ids = {
             (await here.rate({**rating, "source": {"type": "human", "id": name}})).json()["id"]
             for name in ("x", "y", "x")
         }
         assert len(ids) == 2
-        (record,) = await here.interactions(1)
         unnamed = (await here.rate(rating)).json()["id"]
         assert unnamed not in ids
-        sent = {each.id: each for each in await messages(here, 3)}
-        assert sent[unnamed].rater == record.user
+        known = await here.answer("Hi", user="anna")
+        (_, record) = await here.interactions(2)
+        rating = {"response_id": known["id"], "name": "user_rating", "value": True}
+        ids = {
+            (await here.rate({**rating, "source": {"type": "human", "id": name}})).json()["id"]
+            for name in ("x", "y")
+        }
+        assert len(ids) == 1
+        sent = {each.id: each for each in await messages(here, 4)}
+        assert sent[ids.pop()].rater == record.user
         foreign = await here.answer("Hi", key="other", user="anna")
         rating = {"response_id": foreign["id"], "name": "user_rating", "value": True}
         ids = {
