@@ -8,23 +8,25 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from feedback.metric_section import Duration, Metric, MetricName
-from feedback.training_section import Training, TrainingPart
+from feedback.section import Section
+from feedback.training_section import Training
 
 
 class AgentFileError(ValueError):
     """The agent file cannot be used; the text names the key and the fix."""
 
 
+def _address(value: Any) -> Any:
+    if isinstance(value, dict):
+        raise ValueError("a tool is an address like tools.travel:flights; MCP servers are not supported")
+    return value
+
+
 Share = Annotated[float, Field(ge=0, le=1)]
-
-
-class Section(BaseModel):
-    """A part of the file: frozen, unknown keys refused."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+ToolAddress = Annotated[str, BeforeValidator(_address)]
 
 
 class Model(Section):
@@ -47,19 +49,10 @@ class Limits(Section):
     tool_output_tokens: int = Field(default=512, ge=8)
 
 
-class Memory(Section):
-    """Vector memory of earlier turns."""
-
-    k: int = Field(default=4, ge=0)
-
-
 class Context(Section):
     """The state processor: what of a long episode the model still sees."""
 
     window_turns: int = Field(default=6, ge=1)
-    summary: bool = False
-    facts: bool = False
-    memory: Memory | None = None
 
 
 class Episode(Section):
@@ -214,7 +207,7 @@ class AgentFile(Section):
     agent: str = Field(pattern=r"^[a-z0-9][a-z0-9-]{0,40}$")
     model: Model
     system: str
-    tools: tuple[str | dict[str, Any], ...] = ()
+    tools: tuple[ToolAddress, ...] = ()
     limits: Limits = Limits()
     context: Context = Context()
     metrics: dict[MetricName, Metric] = Field(default_factory=lambda: {"user_rating": Metric()})
@@ -265,5 +258,4 @@ def explain(error: ValidationError) -> str:
 
 def _known_keys() -> set[str]:
     """Every key of every section, for the suggestion."""
-    sections: list[type[BaseModel]] = [Metric, *Section.__subclasses__(), *TrainingPart.__subclasses__()]
-    return {name for section in sections for name in section.model_fields}
+    return {name for section in Section.__subclasses__() for name in section.model_fields}

@@ -4,7 +4,7 @@ An ordinary next request is silence; the model is an argument, and what it is wo
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,12 +116,6 @@ class Pair:
     @property
     def agrees(self) -> bool:
         return (self.verdict > 0) == bool(self.thumb)
-
-
-def tally(pairs: Iterable[Pair]) -> tuple[int, int]:
-    """(agreements, pairs) over those that were not silence. The verdicts are older than the thumbs they met: honest."""
-    spoken = [pair for pair in pairs if pair.verdict]
-    return sum(pair.agrees for pair in spoken), len(spoken)
 
 
 def learn(pairs: Sequence[Pair]) -> Judge:

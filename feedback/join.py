@@ -91,7 +91,7 @@ def join(records: Iterable[Stamped], rules: JoinRules, *, now: int) -> Joined | 
     return Joined(
         episode_id=interactions[0].episode_id,
         interactions=tuple(interactions),
-        ratings=effective(walk.opinions.values(), rules=rules, replied=replied),
+        ratings=effective(walk.opinions.values()),
         comparisons=comparisons(walk.opinions.values()),
         corrections=corrections(walk.opinions.values()),
         keys=tuple(sorted(f"{record.key}@{record.at}" for record in ordered)),
@@ -102,11 +102,9 @@ def join(records: Iterable[Stamped], rules: JoinRules, *, now: int) -> Joined | 
     )
 
 
-def effective(
-    opinions: Iterable[Stamped], *, rules: JoinRules, replied: Mapping[str, int]
-) -> tuple[Rating, ...]:
-    """Ratings that count: with a score, of a known metric and target, within the window on either side of the reply."""
-    ratings = [_rating(record, rules=rules, replied=replied) for record in opinions]
+def effective(opinions: Iterable[Stamped]) -> tuple[Rating, ...]:
+    """Of the opinions that came in time, those with a score that stand."""
+    ratings = [_rating(record) for record in opinions]
     return tuple(
         sorted(
             (rating for rating in ratings if rating is not None),
@@ -150,11 +148,9 @@ def corrections(opinions: Iterable[Stamped]) -> tuple[Correction, ...]:
     return tuple(found.values())
 
 
-def _rating(record: Stamped, *, rules: JoinRules, replied: Mapping[str, int]) -> Rating | None:
-    feedback = record.message
-    if not isinstance(feedback, Feedback) or feedback.op == "delete" or feedback.score is None:
-        return None
-    if not _in_time(record, rules=rules, replied=replied):
+def _rating(record: Stamped) -> Rating | None:
+    feedback = _feedback(record)
+    if feedback.op == "delete" or feedback.score is None:
         return None
     return Rating(
         response_id=feedback.response_id,

@@ -7,7 +7,9 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from feedback.section import Section
 
 COMMENT, DEMONSTRATION, COMPARISON = "comment", "demonstration", "comparison"
 RESERVED = (COMMENT, DEMONSTRATION, COMPARISON)
@@ -38,10 +40,8 @@ Duration = Annotated[float, BeforeValidator(_seconds), Field(ge=0)]
 MetricName = Annotated[str, AfterValidator(_declarable)]
 
 
-class Metric(BaseModel):
+class Metric(Section):
     """One kind of feedback. `window` is how far from the reply, on either side, it still counts."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     type: Literal["boolean", "float", "comparison"] = "boolean"
     level: Literal["response", "episode"] = Field(

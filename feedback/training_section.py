@@ -5,16 +5,12 @@ Defaults come from algorithms.md 9.10 and design.md 13; a value outside its boun
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from feedback.section import Section
 
 
-class TrainingPart(BaseModel):
-    """A part of the section: frozen, unknown keys refused."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class TurnCreditSettings(TrainingPart):
+class TurnCreditSettings(Section):
     """Turn-level GAE and how advantages are scaled."""
 
     gamma: float = Field(default=0.99, gt=0, le=1, description="discount per turn")
@@ -31,7 +27,7 @@ class TurnCreditSettings(TrainingPart):
     reward_clip: float = Field(default=1.5, gt=0, description="bound of a turn's summed channels")
 
 
-class Ppo(TrainingPart):
+class Ppo(Section):
     """Decoupled PPO with dual clip. `turn_geo` clips each turn's geometric mean ratio instead of each token's."""
 
     ratio_level: Literal["token", "turn_geo"] = "token"
@@ -51,7 +47,7 @@ class Ppo(TrainingPart):
     )
 
 
-class KlReference(TrainingPart):
+class KlReference(Section):
     """Adaptive k2 loss to the reference adapter; KLs in nats per token."""
 
     beta: float = Field(default=0.02, ge=0)
@@ -62,7 +58,7 @@ class KlReference(TrainingPart):
     horizon: int = Field(default=150, ge=1)
 
 
-class Trust(TrainingPart):
+class Trust(Section):
     """The measured trust region; every bound is checked on the finished update."""
 
     k3_old_target: float = Field(default=5e-4, gt=0)
@@ -91,7 +87,7 @@ class Trust(TrainingPart):
     pause_retry_s: float = Field(default=1800, ge=0)
 
 
-class Staleness(TrainingPart):
+class Staleness(Section):
     """What is too old for the policy; it still trains the reward model and the critic."""
 
     max_lag: int = Field(default=4, ge=0, description="offered versions")
@@ -102,7 +98,7 @@ class Staleness(TrainingPart):
     )
 
 
-class LoraSettings(TrainingPart):
+class LoraSettings(Section):
     """The adapter. dropout is 0 and bias none: vLLM serves nothing else."""
 
     r: int = Field(default=16, ge=1, le=512)
@@ -110,7 +106,7 @@ class LoraSettings(TrainingPart):
     targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
-class Optimizer(TrainingPart):
+class Optimizer(Section):
     """AdamW without weight decay; `lr: auto` follows the measured KL (design 13)."""
 
     lr: float | Literal["auto"] = "auto"
@@ -120,7 +116,7 @@ class Optimizer(TrainingPart):
     grad_norm: float = Field(default=1.0, gt=0)
 
 
-class BatchSettings(TrainingPart):
+class BatchSettings(Section):
     """When there is enough to learn from, and how much one person may weigh."""
 
     min_episodes: int = Field(default=48, ge=1)
@@ -135,7 +131,7 @@ class BatchSettings(TrainingPart):
     single_user: bool = False
 
 
-class ProxMO(TrainingPart):
+class ProxMO(Section):
     """How an episode is compared with others by `credit: proxmo` (and `groups`: `omega` alone), never with itself."""
 
     omega: float = Field(default=1.0, ge=0, description="weight of a turn's part beside the episode's")
@@ -147,7 +143,7 @@ class ProxMO(TrainingPart):
     turns: int = Field(default=4096, ge=1, description="newest turns of the replay to compare with")
 
 
-class CriticSettings(TrainingPart):
+class CriticSettings(Section):
     """Asymmetric V-critic over the reference's frozen hidden states."""
 
     fallback: Literal["turn_index", "proximity"] = Field(
@@ -164,7 +160,7 @@ class CriticSettings(TrainingPart):
     ev_full: float = Field(default=0.3, gt=0, le=1)
 
 
-class RewardModelSettings(TrainingPart):
+class RewardModelSettings(Section):
     """Ensemble over the reference's frozen hidden states."""
 
     members: int = Field(default=4, ge=2)
@@ -183,7 +179,7 @@ class RewardModelSettings(TrainingPart):
     )
 
 
-class Training(TrainingPart):
+class Training(Section):
     """Everything the trainer is told."""
 
     credit: Literal["gae", "monte_carlo", "proxmo", "groups"] = "gae"

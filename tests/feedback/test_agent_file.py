@@ -61,6 +61,14 @@ def test_an_unknown_key_names_itself_and_the_nearest_right_one(
         ({"canary": {"steps": [{"setShare": 0.5}]}}, "analysis"),
         ({"rewards": {"penalties": {"empty": 0.5}}}, "rewards.penalties.empty"),
         ({"model": {}}, "model.path"),
+        ({"rewards": {"weights": {"outcome": float("nan")}}}, "rewards.weights.outcome"),
+        ({"training": {"reward_model": {"kappa": float("inf")}}}, "training.reward_model.kappa"),
+        ({"training": {"optimizer": {"lr": float("inf")}}}, "training.optimizer.lr"),
+        ({"episode": {"idle": float("inf")}}, "episode.idle"),
+        ({"tools": [{"mcp": {"command": "x"}}]}, r"tools\.0: .*address like tools\.travel:flights"),
+        ({"context": {"summary": True}}, "context.summary: unknown key"),
+        ({"context": {"facts": True}}, "context.facts: unknown key"),
+        ({"context": {"memory": {"k": 4}}}, "context.memory: unknown key"),
     ],
 )
 def test_a_wrong_value_names_its_field(tmp_path: Path, changes: dict[str, object], says: str) -> None:

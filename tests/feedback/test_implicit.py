@@ -10,7 +10,6 @@ from feedback.implicit import (
     follow_ups,
     learn,
     rules,
-    tally,
     trust,
     verdict,
     verdicts,
@@ -114,14 +113,6 @@ def test_trust_is_twice_the_agreement_less_one_once_it_is_known(
     agreements: int, pairs: int, expected: float
 ) -> None:
     assert trust(agreements, pairs, start=0.8, needed=50) == pytest.approx(expected)
-
-
-def test_silent_pairs_are_not_agreement() -> None:
-    pairs = [
-        Pair(response_id=f"r{number}", text="x", thumb=thumb, verdict=verdict, at=number)
-        for number, (thumb, verdict) in enumerate([(1, 1), (0, 1), (0, -1), (1, 0), (0, 0)])
-    ]
-    assert tally(pairs) == (2, 3)
 
 
 def spoken(count: int, *, good: list[str], bad: list[str], seed: int = 3) -> list[Pair]:
