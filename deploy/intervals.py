@@ -20,10 +20,6 @@ class Interval:
         """The three numbers, rounded for people."""
         return {key: round(value, 4) for key, value in asdict(self).items()}
 
-    def overlaps(self, other: "Interval") -> bool:
-        """Whether the two intervals share a point."""
-        return self.lo <= other.hi and other.lo <= self.hi
-
 
 def mean_interval(values: Sequence[float], *, seed: int) -> Interval:
     """Interval of the mean of one value per task. ValueError when there is no value."""

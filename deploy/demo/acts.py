@@ -35,7 +35,7 @@ async def learn(show: Performance, sizes: Sizes) -> None:
     await show.until("users teach", is_over, progress=progress, limit_s=sizes.learn_s)
 
 
-async def end_by_hand(show: Performance, sizes: Sizes) -> None:
+async def end_by_hand(show: Performance, sizes: Sizes, *, serves_s: float = 10.0) -> None:
     """`--short`: wait for the first canary and promote it by a manual verb."""
     active: dict[str, Any] = {}
 
@@ -47,7 +47,7 @@ async def end_by_hand(show: Performance, sizes: Sizes) -> None:
     if active:
         await show.until("the candidate is tried", lambda: False, progress=lambda: 0.0, limit_s=sizes.trial_s)
         await show.steering.promote(active["id"])
-        await show.until("the champion serves", lambda: False, progress=lambda: 0.0, limit_s=10.0)
+        await show.until("the champion serves", lambda: False, progress=lambda: 0.0, limit_s=serves_s)
 
 
 async def sabotage(

@@ -66,8 +66,10 @@ def rating_counts(clients: Clients, facts: Facts) -> dict[str, int]:
 
 def failed_requests(clients: Clients, facts: Facts) -> int:
     """Requests that failed for the product or for their client; what both saw counts once."""
-    recorded = Counter(i.episode_id for i in facts.interactions.values() if i.status is Status.FAILED)
-    named = Counter(line["episode_id"] for line in clients.cut if line["episode_id"])
+    recorded: Counter[str] = Counter(
+        i.episode_id for i in facts.interactions.values() if i.status is Status.FAILED
+    )
+    named: Counter[str] = Counter(line["episode_id"] for line in clients.cut if line["episode_id"])
     # A client whose first request failed was never told its episode's id.
     unnamed = sum(not line["episode_id"] for line in clients.cut)
     nobodys = sum(count for episode, count in recorded.items() if episode not in clients.episode_ids)

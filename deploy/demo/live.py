@@ -24,8 +24,16 @@ class Performance:
     """Users, stack and screen together."""
 
     def __init__(
-        self, pool: UserPool, steering: Steering, stack: Stack, updates: UpdateTail, console: Console
+        self,
+        pool: UserPool,
+        steering: Steering,
+        stack: Stack,
+        updates: UpdateTail,
+        console: Console,
+        *,
+        look_s: float = LOOK_S,
     ) -> None:
+        self._look_s = look_s
         self.scene = Scene()
         self.pool = pool
         self.steering = steering
@@ -73,14 +81,14 @@ class Performance:
                 return True
             if spent >= limit_s:
                 return False
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(self._look_s)
 
     async def keep_looking(self, stage: str, work: "asyncio.Task[Any]", *, expected_s: float = 60.0) -> Any:
         """Look until `work` is done; its result."""
         began = time.monotonic()
         while not work.done():
             await self.look(stage, min(0.99, (time.monotonic() - began) / expected_s))
-            await asyncio.wait({work}, timeout=LOOK_S)
+            await asyncio.wait({work}, timeout=self._look_s)
         return work.result()
 
     async def look(self, stage: str, done: float) -> None:
