@@ -10,7 +10,8 @@ from contextlib import contextmanager
 
 import uvicorn
 
-from deploy.api import create_app
+from deploy.api.app import create_app
+from deploy.api.desk import Desk
 from deploy.canary.controller import Controller
 from deploy.canary.gatekeeper import file_gate
 from deploy.canary.intake import Intake
@@ -60,13 +61,15 @@ def main() -> int:
     stop = threading.Event()
     loop = _Loop(controller, stop)
     app = create_app(
-        steering,
-        Offers(steering, registry, gate=file_gate(agent), taken=VersionTaken),
-        keys,
-        outbox=outbox,
-        registry_down=RegistryDown,
-        lag=lambda: controller.lag,
-        is_alive=loop.is_alive,
+        Desk(
+            steering,
+            Offers(steering, registry, gate=file_gate(agent), taken=VersionTaken),
+            keys,
+            outbox,
+            registry_down=RegistryDown,
+            lag=lambda: controller.lag,
+            is_alive=loop.is_alive,
+        )
     )
     drainer.start()
     projection.start()

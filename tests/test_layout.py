@@ -22,7 +22,7 @@ OWNERS = {
     "kafka": ("feedback/kafka.py", "feedback/kafka_reader.py", "deploy/bench/bare_loop.py"),
     "mlflow": ("online_trainer/registry.py", "serving/engines/adapter_cache.py"),
     "supervisor": ("deploy/stack/supervision.py",),
-    "fastapi": ("serving/", "deploy/api.py"),
+    "fastapi": ("serving/", "deploy/api/"),
 }
 HEAVY = {"torch", "transformers", "mlflow", "sklearn", "peft", "vllm", "scipy", "matplotlib"}
 

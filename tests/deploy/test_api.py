@@ -7,7 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
-from deploy.api import create_app
+from deploy.api.app import create_app
+from deploy.api.desk import Desk
 from deploy.canary.offers import Offers
 from feedback.manifest import CONFIG, WEIGHTS, seal
 from feedback.schemas import Channels, PricedTurn, Sampling
@@ -26,13 +27,15 @@ def stage(tmp_path: Path) -> Stage:
 @pytest.fixture
 async def client(stage: Stage) -> AsyncIterator[httpx.AsyncClient]:
     app = create_app(
-        stage.steering,
-        Offers(stage.steering, stage.registry, gate=gate, taken=Taken),
-        load_keys(stage.home, f"ada:{SECRET}:admin,bob:other-secret:chat"),
-        outbox=stage.outbox,
-        registry_down=Away,
-        lag=lambda: stage.controller.lag,
-        is_alive=lambda: True,
+        Desk(
+            stage.steering,
+            Offers(stage.steering, stage.registry, gate=gate, taken=Taken),
+            load_keys(stage.home, f"ada:{SECRET}:admin,bob:other-secret:chat"),
+            stage.outbox,
+            registry_down=Away,
+            lag=lambda: stage.controller.lag,
+            is_alive=lambda: True,
+        )
     )
     transport = httpx.ASGITransport(app=app)
     headers = {"Authorization": f"Bearer {SECRET}"}

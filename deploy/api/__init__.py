@@ -1,0 +1,1 @@
+"""Deploy's own HTTP API."""
