@@ -30,8 +30,6 @@ TRL_NAMES = {
     "ratio": "val/ratio",
     "lr": "lr",
     "episodes": "episode",
-    "rated": "sample/rated",
-    "reward": "objective/scores",
     "ess": "sampling/effective_sample_size",
     "dropped": "sample/dropped_stale_total",
 }
@@ -115,4 +113,5 @@ def step_measures(step: Step) -> dict[str, float]:
         "ratio": statistics.ratio_sum / statistics.tokens if statistics.tokens else 1.0,
         "dropped": float(len(step.dropped)),
         "rater_share": step.rater_share,
+        **step.parity.measures(),
     }

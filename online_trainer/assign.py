@@ -6,6 +6,7 @@ nor bad. E episodes, H turns, N turns end to end.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -34,6 +35,7 @@ class Assigned:
     explained: Explained
     baseline: Baseline
     farmed: int
+    critic_loss: float = 0.0
 
     def carries_signal(self, episode_id: str) -> bool:
         return any(value != 0.0 for value in self.advantage[episode_id])
@@ -44,6 +46,7 @@ class Assigned:
         return {
             "critic/explained_variance": self.explained.value,
             "critic/explained_variance_lower": max(self.explained.lower, -10.0),
+            **({"critic_loss": self.critic_loss} if math.isfinite(self.critic_loss) else {}),
             "critic/turns": float(self.explained.turns),
             "critic/lambda": self.baseline.lam,
             "critic/replay_share": self.baseline.replay_share,

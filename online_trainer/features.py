@@ -38,11 +38,11 @@ class Survey:
         """The reference's hidden states at a batch's trained tokens, in its order."""
         return torch.cat([self.hidden[turn][:-1] for turn in batch.turns])
 
-    def features(self, experience: Experience) -> Features:
+    def features(self, experience: Experience, *, gamma: float) -> Features:
         """State and answer of every turn."""
         turns = experience.turns
         hidden = [self.hidden[experience.episode_id, number] for number in range(len(turns))]
-        side_TS = torch.tensor([side_facts(turns, number) for number in range(len(turns))])
+        side_TS = torch.tensor([side_facts(experience, number, gamma=gamma) for number in range(len(turns))])
         state_TD = torch.stack([states_ND[0] for states_ND in hidden])
         answer_TG = torch.stack([torch.cat([states_ND.mean(0), states_ND[-1]]) for states_ND in hidden])
         return Features(torch.cat([state_TD, side_TS], dim=1).to(STORED), answer_TG.to(STORED))

@@ -54,6 +54,8 @@ def improve(trainer: Trainer, taken: Taken, seen: Survey, judgement: Judgement, 
         step = _step(trainer, taken, batch, seen, judgement, assigned)
     except NothingToTrain as error:
         return Made(Decision.REFUSED, (f"nothing_to_train: {error}",), None, silent, None, "")
+    if fault := step.parity.fault():
+        log.warning("%s", fault)
     unused = {**silent, **dict.fromkeys(step.dropped, "abandoned")}
     trainer.parts.boundary("after step")
     decision, reasons = step.outcome.decision, step.outcome.reasons
@@ -81,6 +83,15 @@ def _step(
         generator=trainer.generator(3),
         entropy=settings.entropy * settings.entropy_decay**trainer.progress.accepted,
         opinions=judgement.opinions(batch.turns),
+        own_M=_own(trainer, taken, batch),
+    )
+
+
+def _own(trainer: Trainer, taken: Taken, batch: Batch) -> torch.Tensor:
+    """Which turns a version with the head's present weights sampled."""
+    same, by_id = trainer.progress.at_head(), {e.episode_id: e for e in taken.experiences}
+    return torch.tensor(
+        [by_id[episode].turns[number].turn.adapter_version in same for episode, number in batch.turns]
     )
 
 

@@ -5,7 +5,7 @@ Invariant: none of it depends on the policy's own weights, only on the frozen re
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -35,7 +35,7 @@ def study(trainer: Trainer, taken: Taken) -> Survey:
         replay.add(answer)
     read += written
     seen = survey(trainer.policy, read, reference=trainer.reference, token_budget=settings.token_budget)
-    replay.learn(seen, read)
+    replay.learn(seen, read, gamma=settings.turn.gamma)
     return seen
 
 
@@ -78,28 +78,37 @@ def _with_views(made: Judgement, trainer: Trainer, taken: Taken, model: RewardMo
     return replace(made, bias=bias, views=views)
 
 
-def value(trainer: Trainer) -> Returns | None:
+@dataclass(frozen=True)
+class Valued:
+    """What the critic learned from, and its mean loss while it did."""
+
+    known: Returns | None
+    loss: float
+
+
+def value(trainer: Trainer) -> Valued:
     """Teach the critic: Monte-Carlo pre-training before the first policy step, a few steps before each later one."""
     agent, progress = trainer.parts.agent, trainer.progress
     known = known_returns(trainer.replay, weights=agent.rewards.weights, training=agent.training)
     settings = agent.training.critic
     steps = settings.steps_per_update if progress.critic_pretrained else settings.pretrain_steps
-    train_critic(trainer.critic, known, steps=steps, generator=trainer.generator(1))
+    loss = train_critic(trainer.critic, known, steps=steps, generator=trainer.generator(1))
     progress.critic_pretrained = progress.critic_pretrained or known is not None
-    return known
+    return Valued(known, loss)
 
 
-def credit(trainer: Trainer, taken: Taken, judgement: Judgement, known: Returns | None) -> Assigned:
+def credit(trainer: Trainer, taken: Taken, judgement: Judgement, valued: Valued) -> Assigned:
     """One advantage per turn of the batch."""
     agent = trainer.parts.agent
-    return assign(
+    made = assign(
         [trainer.replay.lessons[e.episode_id] for e in taken.experiences],
         trainer.replay,
         trainer.critic,
-        known,
+        valued.known,
         judgement.rho,
         weights=agent.rewards.weights,
         training=agent.training,
         scale=trainer.progress.scale,
         generator=trainer.generator(2),
     )
+    return replace(made, critic_loss=valued.loss)

@@ -183,11 +183,11 @@ class Replay:
         rated = [experience for experience in self.unseen.values() if is_labelled(experience)]
         return rated[-at_most:] if at_most else []
 
-    def learn(self, survey: Survey, read: Iterable[Experience]) -> None:
+    def learn(self, survey: Survey, read: Iterable[Experience], *, gamma: float) -> None:
         """Features of what the survey read. Of the rest only the newest labelled ones are kept to be read later."""
         for experience in read:
             if experience.episode_id not in self.features:
-                self.features[experience.episode_id] = survey.features(experience)
+                self.features[experience.episode_id] = survey.features(experience, gamma=gamma)
             self.unseen.pop(experience.episode_id, None)
         self.unseen = {e.episode_id: e for e in self.rated_unseen(KEPT_UNSEEN)}
 

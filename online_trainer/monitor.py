@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_serv
 
 from feedback.bus import Partition
 from feedback.schemas import Decision
+from online_trainer.update.parity import MEAN
 
 
 class Monitor:
@@ -32,6 +33,11 @@ class Monitor:
         self.last = self._gauge(
             "ratchet_train_last_step_timestamp_seconds", "When the last update was finished", []
         )
+        self.parity = self._gauge(
+            "ratchet_train_logp_difference_nats",
+            "Mean |log pi - log mu| a token on turns that the head's own weights sampled, when last there were any",
+            [],
+        )
         self.paused = self._gauge("ratchet_train_paused", "1 while learning rests after refusals", [])
         self.publications = self._gauge(
             "ratchet_train_publications_waiting", "Accepted updates that MLflow does not have yet", []
@@ -50,6 +56,8 @@ class Monitor:
         self.clip.set(measures.get("clip_fraction", 0.0))
         self.rate.set(measures.get("lr", 0.0))
         self.last.set(at_ms / 1000)
+        if MEAN in measures:
+            self.parity.set(measures[MEAN])
 
     def saw_lag(self, lag: Mapping[Partition, int]) -> None:
         """Lag by topic, over its partitions."""

@@ -116,6 +116,14 @@ class Progress(BaseModel):
         """The newest version of the head's own line."""
         return max(name for name, version in self.versions.items() if not version.rejected)
 
+    def at_head(self) -> set[str]:
+        """Versions that have the head's present weights: none since the first update accepted after them."""
+        return {
+            name
+            for name, version in self.versions.items()
+            if not version.rejected and version.at_update == self.accepted
+        }
+
     def age(self, now_ms: int) -> Age:
         """What staleness is measured against."""
         lines = {name: Line(version.at_update, version.rejected) for name, version in self.versions.items()}

@@ -164,11 +164,16 @@ def open_trainer(parts: Parts, policy: Policy, *, fresh: Progress, reference: St
 def _load(trainer: Trainer, saved: Snapshot) -> None:
     trainer.policy.load(saved.tensors["adapter"])
     trainer.optimizer.load_state_dict(saved.objects["optimizer"])
-    trainer.critic.load(saved.objects["critic"])
     progress = trainer.progress
-    trainer.replay = Replay.restore(
-        progress.lessons, order=progress.order, tensors=saved.tensors["features"], unseen=progress.unseen
-    )
+    if trainer.critic.fits(saved.objects["critic"]):
+        trainer.critic.load(saved.objects["critic"])
+        trainer.replay = Replay.restore(
+            progress.lessons, order=progress.order, tensors=saved.tensors["features"], unseen=progress.unseen
+        )
+    else:
+        log.warning("the checkpoint's critic knew other facts: it learns anew, from what is read from now on")
+        progress.critic_pretrained = False
+        trainer.replay = Replay.restore(progress.lessons, order=(), tensors={}, unseen=progress.unseen)
     log.info(
         "resumed at update %d, serial %d, champion %s", progress.update, progress.serial, progress.champion
     )

@@ -27,7 +27,7 @@ def run(trainer: Trainer, stopping: threading.Event, *, poll_s: float) -> None:
             continue
         seen = study(trainer, taken)
         judgement = reward(trainer, taken)
-        known = value(trainer)
-        assigned = credit(trainer, taken, judgement, known)
+        valued = value(trainer)
+        assigned = credit(trainer, taken, judgement, valued)
         made = improve(trainer, taken, seen, judgement, assigned)
         settle(trainer, taken, judgement, assigned, made)

@@ -2,17 +2,16 @@
 
 Invariant: nothing caused by the action reaches V(h_t). A baseline that sees its own action, the tool's answer or the
 outcome biases the policy's gradient (with the outcome it is exactly zero: algorithms.md T16), so the guard is loud.
-Shapes: B rows, T tokens, D hidden, N turns, F features.
+N turns.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-import torch
 from torch import Tensor
 
-from feedback.schemas import PricedTurn
+from feedback.schemas import Experience, PricedTurn
 
-SIDE_FACTS = 5
+SIDE_FACTS = 7
 TOKENS_SCALE = 512.0
 COUNT_SCALE = 4.0
 
@@ -39,20 +38,14 @@ def require_before_action(seen_N: Tensor, first_sampled_N: Tensor) -> None:
         )
 
 
-def state_features(
-    hidden_BTD: Tensor, row_N: Tensor, seen_N: Tensor, *, first_sampled_N: Tensor, side_NS: Tensor
-) -> Tensor:
-    """feature_NF = hidden state at (row, seen) joined with the side facts. Raises LeakError on anything later.
+def side_facts(experience: Experience, index: int, *, gamma: float) -> tuple[float, ...]:
+    """Facts about h_t of turn `index`, from the turns before it, their judgement, and its own prompt alone.
 
-    A causal model's hidden state at a position depends on nothing after it, so checking the position is enough.
+    The policy is told neither of the last two: the share of sub-goals that checks have verified so far, and what a judge made
+    of the words that followed earlier answers. A thumb is left out: an experience does not say when it was given.
     """
-    require_before_action(seen_N, first_sampled_N)
-    return torch.cat([hidden_BTD[row_N, seen_N].float(), side_NS.float()], dim=-1)
-
-
-def side_facts(turns: Sequence[PricedTurn], index: int) -> tuple[float, ...]:
-    """Facts about h_t of turn `index`, from the turns before it and its own prompt alone."""
-    before, now = turns[:index], turns[index]
+    before, now = experience.turns[:index], experience.turns[index]
+    verdicts = {} if experience.judgement is None else experience.judgement.verdicts
     faults = sum(1 for t in before if any(r.fault for r in t.turn.tool_results) or t.channels.tools < 0)
     here = sum(1 for t in before if t.interaction == now.interaction)
     return (
@@ -61,4 +54,20 @@ def side_facts(turns: Sequence[PricedTurn], index: int) -> tuple[float, ...]:
         here / COUNT_SCALE,
         faults / COUNT_SCALE,
         len(now.turn.prompt_ids) / TOKENS_SCALE,
+        verified(before, gamma=gamma),
+        said(before, now, verdicts) / COUNT_SCALE,
     )
+
+
+def verified(before: Sequence[PricedTurn], *, gamma: float) -> float:
+    """Phi(h_t) from the progress of earlier turns alone: Phi(h_k+1) = (F_k + Phi(h_k)) / gamma from Phi(h_0) = 0."""
+    phi = 0.0
+    for priced in before:
+        phi = min(1.0, max(0.0, (priced.channels.progress + phi) / gamma))
+    return phi
+
+
+def said(before: Sequence[PricedTurn], now: PricedTurn, verdicts: Mapping[str, int]) -> int:
+    """Thanks less complaints after the answers of earlier interactions: the words stand in this one's prompt or before it."""
+    answers = {priced.response_id for priced in before if priced.interaction < now.interaction}
+    return sum(verdicts.get(response_id, 0) for response_id in answers)

@@ -66,17 +66,15 @@ def polyak(target: Tensor, source: Tensor, *, tau: float) -> Tensor:
 
 
 class Critic:
-    """Heads, their slow target and the optimizer. Checkpoint by `state` / `load`; replay is the caller's."""
+    """Heads and their optimizer. Checkpoint by `state` / `load`; replay is the caller's."""
 
     def __init__(self, hidden_size: int, side_size: int, *, settings: CriticSettings, seed: int) -> None:
         self._generator = torch.Generator().manual_seed(seed)
         self.heads = value_heads(hidden_size, side_size, units=settings.hidden, generator=self._generator)
-        self.target = copy.deepcopy(self.heads).requires_grad_(False)
         self.optimizer = torch.optim.AdamW(self.heads.parameters(), lr=settings.lr, weight_decay=0.01)
-        self._polyak = settings.polyak
 
     def learn(self, feature_NF: Tensor, return_N: Tensor, *, episode_ids: Sequence[str]) -> float:
-        """One step towards Monte-Carlo returns; the target follows. Returns the loss before the step.
+        """One step towards Monte-Carlo returns. Returns the loss before the step.
 
         A loss that is not finite leaves everything as it was.
         """
@@ -88,47 +86,34 @@ class Critic:
         loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(self.heads.parameters(), 1.0)
         self.optimizer.step()
-        for slow, fast in zip(self.target.parameters(), self.heads.parameters(), strict=True):
-            slow.copy_(polyak(slow, fast, tau=self._polyak))
         return float(loss.detach())
 
     @torch.no_grad()
     def values(self, feature_NF: Tensor, *, episode_ids: Sequence[str]) -> Tensor:
         """value_N: mean of the two heads of each episode's own fold."""
-        return self._own(self.heads, feature_NF, episode_ids).mean(0)
-
-    @torch.no_grad()
-    def spread(self, feature_NF: Tensor, *, episode_ids: Sequence[str]) -> Tensor:
-        """|V1 - V2| per turn: how unsure the critic is."""
-        value_HN = self._own(self.heads, feature_NF, episode_ids)
-        return (value_HN[0] - value_HN[1]).abs()
-
-    @torch.no_grad()
-    def bootstrap(self, feature_NF: Tensor, *, episode_ids: Sequence[str]) -> Tensor:
-        """value_N by the slow target: what an episode that was cut short may still expect."""
-        return self._own(self.target, feature_NF, episode_ids).mean(0)
+        fold_N = _folds(episode_ids, feature_NF.device)
+        return own_fold(by_fold(self.heads(feature_NF)), fold_N).mean(0)
 
     def state(self) -> dict[str, Any]:
         """A copy of everything a checkpoint needs, for torch.save; further learning does not touch it."""
         return copy.deepcopy(
             {
                 "heads": self.heads.state_dict(),
-                "target": self.target.state_dict(),
                 "optimizer": self.optimizer.state_dict(),
                 "generator": self._generator.get_state(),
             }
         )
 
+    def fits(self, state: dict[str, Any]) -> bool:
+        """Whether `state` is of heads over as many features as these."""
+        theirs: Tensor = state["heads"]["inner"]
+        return theirs.shape == self.heads.inner.shape
+
     def load(self, state: dict[str, Any]) -> None:
         """The inverse of `state`."""
         self.heads.load_state_dict(state["heads"])
-        self.target.load_state_dict(state["target"])
         self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
         self._generator.set_state(state["generator"])
-
-    @staticmethod
-    def _own(heads: Heads, feature_NF: Tensor, episode_ids: Sequence[str]) -> Tensor:
-        return own_fold(by_fold(heads(feature_NF)), _folds(episode_ids, feature_NF.device))
 
 
 def _folds(episode_ids: Sequence[str], device: torch.device) -> Tensor:

@@ -23,6 +23,7 @@ from online_trainer.update.climb import Climb, Goal, climb
 from online_trainer.update.look import Look, look, look_at
 from online_trainer.update.measured_gates import Opinions
 from online_trainer.update.movement import measure_batch
+from online_trainer.update.parity import Parity
 from online_trainer.update.trust import Limits, Measures, Outcome, backtrack, too_far
 
 
@@ -44,13 +45,15 @@ class Before:
 
 @dataclass(frozen=True)
 class Step:
-    """One finished update. `dropped` are turns the head has outgrown; `rater_share` is the largest rater's share."""
+    """One finished update. `dropped` are turns the head has outgrown; `rater_share` is the largest rater's share; `parity`
+    holds the engine against the head as it was before."""
 
     outcome: Outcome
     climb: Climb
     dropped: tuple[tuple[str, int], ...]
     rater_share: float
     before: Before
+    parity: Parity
 
 
 def new_optimizer(policy: Policy) -> torch.optim.AdamW:
@@ -73,11 +76,13 @@ def update(
     norms: Sequence[float] = (),
     entropy: float = 0.0,
     opinions: Opinions | None = None,
+    own_M: torch.Tensor | None = None,
 ) -> Step:
     """Make one update and leave the policy where the trust region allows.
 
     `raters` names the rater of each row, `norms` are the gradient norms of recent minibatches, `entropy` is the bonus's
-    coefficient in force, `opinions` are what judges think of the batch's turns.
+    coefficient in force, `opinions` are what judges think of the batch's turns, `own_M` marks those that the weights in force
+    sampled.
     """
     budget = training.token_budget
     before = Before.of(policy, optimizer)
@@ -114,7 +119,14 @@ def update(
     outcome = _verdict(climbed, measure_at, limits)
     if outcome.decision is Decision.REFUSED:
         before.restore(policy, optimizer)
-    return Step(outcome, climbed, dropped, share, before)
+    return Step(outcome, climbed, dropped, share, before, _parity(batch, old, own_M))
+
+
+def _parity(batch: Batch, old: Look, own_M: torch.Tensor | None) -> Parity:
+    if own_M is None:
+        return Parity()
+    own_N = own_M[batch.turn_N]
+    return Parity.of(old.logprob_N[own_N], batch.mu_N[own_N])
 
 
 def _goal(

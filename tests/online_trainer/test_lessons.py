@@ -158,7 +158,7 @@ def test_of_what_nobody_read_only_thumbs_wait() -> None:
     for one in shown:
         replay.add(one)
     assert [e.episode_id for e in replay.rated_unseen(2)] == ["ep_000002", "ep_000004"]
-    replay.learn(Survey({("ep_000001", 0): torch.zeros((2, 4))}), [shown[1]])
+    replay.learn(Survey({("ep_000001", 0): torch.zeros((2, 4))}), [shown[1]], gamma=1.0)
     assert list(replay.features) == ["ep_000001"]
     assert list(replay.unseen) == ["ep_000000", "ep_000002", "ep_000004"]
 

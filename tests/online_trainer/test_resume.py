@@ -13,6 +13,8 @@ from feedback.agent_file import AgentFile
 from feedback.bus import MemoryBus
 from feedback.schemas import CREDITS, UPDATES, Credit, Update
 from online_trainer.checkpoint import Lease, LeaseLost
+from online_trainer.critics.state import SIDE_FACTS
+from online_trainer.critics.value import Critic
 from online_trainer.policy import state_digest
 from online_trainer.trainer import StartError, Trainer
 from online_trainer.worker import run
@@ -150,6 +152,23 @@ def test_another_agents_home_is_refused_by_name(agent: AgentFile, tmp_path: Path
         other = agent.model_copy(update={"agent": "other-desk"})
         with pytest.raises(StartError, match="'tiny-desk'"):
             tiny.open_tiny(tmp_path, other, MemoryBus(), lease=lease)
+
+
+def test_a_critic_that_knew_other_facts_begins_anew(
+    agent: AgentFile, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A home that an earlier release wrote is gone on with."""
+    bus = bus_with(agent, 24)
+    first = live(tmp_path, agent, bus, until("never"))
+    with Lease(tmp_path) as lease:
+        old = tiny.open_tiny(tmp_path, agent, bus, lease=lease)
+        old.critic = Critic(old.policy.width, SIDE_FACTS - 2, settings=agent.training.critic, seed=0)
+        old.save("here")
+    tiny.publish_experiences(bus, tiny.dialogues(first.policy, 24, first=100))
+    again = live(tmp_path, agent, bus, until("never"))
+    assert "other facts" in caplog.text
+    assert again.progress.update == first.progress.update + 1
+    assert again.progress.critic_pretrained
 
 
 def test_old_checkpoints_go_and_pinned_ones_stay(agent: AgentFile, tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from feedback.schemas import (
     Correction,
     Credit,
     Decision,
+    Experience,
     TrafficSplit,
     Update,
     Verdict,
@@ -306,6 +307,43 @@ def test_a_correction_is_read_once_and_taught_as_a_pair(trainer: Trainer, bus: M
     assert credit.measures["reward_model/pairs"] == 1.0
     assert child not in credit.episode_ids
     assert "reward_model/length_correlation" in credit.measures
+
+
+def test_engine_and_trainer_are_compared_where_the_head_sampled(trainer: Trainer, bus: MemoryBus) -> None:
+    """Case 39: the first batch is the head's own, the second its predecessor's."""
+    for batch in range(2):
+        feed(trainer, bus, first=100 * batch)
+        work(trainer)
+    (first,) = (update.measures for update in updates(bus))
+    second = trainer.progress.publications[-1].update.measures
+    assert first["sampling/matching_tokens"] >= 24
+    assert first["sampling/sampling_logp_difference/mean"] < 1e-4
+    assert first["sampling/k3"] < 1e-8
+    assert "sampling/k3" not in second
+    assert first["critic_loss"] > 0
+    assert trainer.progress.publications[0].metrics["loss/value_avg"] == first["critic_loss"]
+
+
+def test_an_engine_that_says_other_log_probabilities_is_warned_of(
+    trainer: Trainer, bus: MemoryBus, caplog: pytest.LogCaptureFixture
+) -> None:
+    items = tiny.dialogues(trainer.policy, 24)
+    tiny.publish_experiences(bus, [_misquoted(item) for item in items])
+    work(trainer)
+    assert "from the engine's" in caplog.text
+
+
+def _misquoted(item: Experience) -> Experience:
+    """As an engine that states raw log-probabilities where it samples from others."""
+    turns = [
+        each.model_copy(
+            update={
+                "turn": each.turn.model_copy(update={"logprobs": tuple(v - 0.05 for v in each.turn.logprobs)})
+            }
+        )
+        for each in item.turns
+    ]
+    return item.model_copy(update={"turns": tuple(turns)})
 
 
 def test_the_probe_is_compared_with_the_one_beside_the_parent(trainer: Trainer, bus: MemoryBus) -> None:
