@@ -7,7 +7,6 @@ version needs are kept.
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import shutil
 from collections.abc import Collection, Mapping
@@ -124,11 +123,6 @@ class Checkpoints:
 
     def _path(self, serial: int) -> Path:
         return self._root / f"{serial:08d}"
-
-
-def read_json(snapshot: Snapshot) -> Any:
-    """The state as parsed JSON."""
-    return json.loads(snapshot.state)
 
 
 def _flush(path: Path) -> None:

@@ -5,11 +5,9 @@ agreement is measured on people the judge has not met, and gold stays a test tha
 Shapes: N labelled answers, K members (the gold one last), F features; a score is a log-odds of thumbs up.
 """
 
-import copy
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -106,7 +104,7 @@ class Trial:
 
 
 class RewardModel:
-    """The ensemble, its optimizer, and the centre and temperature of its scores. Checkpoint by `state` / `load`."""
+    """The ensemble and its optimizer. It is trained anew before each update, so no checkpoint holds it."""
 
     def __init__(self, features: int, *, settings: RewardModelSettings, seed: int) -> None:
         self._settings = settings
@@ -183,30 +181,6 @@ class RewardModel:
             return 0.5
         gap_KN = self.scores(pairs.better_NF) - self.scores(pairs.worse_NF)
         return sum(float(gap_KN[seats[i], i] > 0) for i in rows) / len(rows)
-
-    @torch.no_grad()
-    def bias_of(self, rater: str) -> float:
-        """A rater's leniency in log-odds, the mean over the ordinary members."""
-        return float(self.rater_bias_KR[:-1, slot_of(rater)].mean())
-
-    def state(self) -> dict[str, Any]:
-        """A copy of everything a checkpoint needs, for torch.save; further learning does not touch it."""
-        return copy.deepcopy(
-            {
-                "heads": self.heads.state_dict(),
-                "rater_bias": self.rater_bias_KR.detach(),
-                "optimizer": self.optimizer.state_dict(),
-                "generator": self._generator.get_state(),
-            }
-        )
-
-    def load(self, state: dict[str, Any]) -> None:
-        """The inverse of `state`."""
-        self.heads.load_state_dict(state["heads"])
-        with torch.no_grad():
-            self.rater_bias_KR.copy_(state["rater_bias"])
-        self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
-        self._generator.set_state(state["generator"])
 
     def _step(self, loss: Tensor) -> float:
         if not bool(torch.isfinite(loss)):

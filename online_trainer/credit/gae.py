@@ -45,18 +45,3 @@ def gae(
         columns.append(blank(carried_E, counted_E))
     advantage_EH = torch.stack(columns[::-1], dim=1)
     return Estimate(advantage_EH, blank(advantage_EH + value_EH, mask_EH))
-
-
-def gae_episode(
-    reward_H: Tensor, value_H: Tensor, *, gamma: float, lam: float, bootstrap: float = 0.0
-) -> tuple[Tensor, Tensor]:
-    """One episode: (advantage_H, return_H)."""
-    estimate = gae(
-        reward_H[None],
-        value_H[None],
-        mask_EH=torch.ones_like(reward_H, dtype=torch.bool)[None],
-        bootstrap_E=reward_H.new_full((1,), bootstrap),
-        gamma=gamma,
-        lam=lam,
-    )
-    return estimate.advantage_EH[0], estimate.return_EH[0]

@@ -20,6 +20,7 @@ from online_trainer.reward_model import (
     calibrate,
     price,
     seat_of,
+    slot_of,
     thumbs_loss,
 )
 
@@ -153,9 +154,8 @@ def test_a_harsh_rater_is_absorbed_by_the_bias() -> None:
     model = RewardModel(12, settings=SETTINGS, seed=2)
     for _ in range(60):
         model.learn(Labels(feature, raters, up))
-    harsh = Labels(feature, (ordinary[0],) * 300, up)
-    kind = Labels(feature, (ordinary[1],) * 300, up)
-    assert model.bias_of(harsh.raters[0]) < model.bias_of(kind.raters[0]) - 0.2
+    harsh, kind = (float(model.rater_bias_KR[:-1, slot_of(rater)].detach().mean()) for rater in ordinary[:2])
+    assert harsh < kind - 0.2
 
 
 def test_a_constant_judge_agrees_with_half() -> None:
@@ -201,16 +201,6 @@ def test_doubt_draws_a_price_to_nothing_on_either_side() -> None:
 
 def test_nothing_is_priced_before_anything_was_centred() -> None:
     assert float(price(scores_of(3.0, 3.1, 2.9, 3.0), Centre(), temperature=1.0, kappa=1.0)) == 0.0
-
-
-def test_state_comes_back_whole() -> None:
-    model, data = RewardModel(12, settings=SETTINGS, seed=1), labels(4, 60, noise=0.2)
-    model.learn(data)
-    other = RewardModel(12, settings=SETTINGS, seed=2)
-    other.load(model.state())
-    model.learn(data)
-    other.learn(data)
-    assert torch.equal(model.scores(data.feature_NF), other.scores(data.feature_NF))
 
 
 def test_case_40_a_broken_feature_teaches_nothing() -> None:
