@@ -30,6 +30,7 @@ TRAFFIC_SPLITS = "ratchet.traffic-splits"
 DEAD_LETTERS = "ratchet.dead-letters"
 TOPICS = (INTERACTIONS, FEEDBACK, EXPERIENCES, UPDATES, CREDITS, TRAFFIC_SPLITS, DEAD_LETTERS)
 
+Fault = Literal["unknown_tool", "malformed", "arguments", "exception", "timeout", "limit"]
 Arm = Literal["champion", "candidate", "holdout"]
 Millis = Annotated[int, Field(ge=0)]
 Unit = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -93,7 +94,7 @@ class ToolOutcome(Part):
     call_id: str
     name: str
     content: str
-    fault: Literal["unknown_tool", "malformed", "arguments", "exception", "timeout", "limit"] | None = None
+    fault: Fault | None = None
     removed_tokens: int = 0
 
 

@@ -44,14 +44,22 @@ def answer(tool: BaseTool, arguments: dict[str, Any], config: RunnableConfig) ->
     try:
         return Outcome(as_text(tool.invoke(arguments, config)), failed=False)
     except BaseException as error:  # noqa: BLE001 - whatever a tool raises is its result
-        return _failure(tool.name, error)
+        return failure(tool.name, error)
 
 
 async def answer_async(tool: BaseTool, arguments: dict[str, Any], config: RunnableConfig) -> Outcome:
     try:
         return Outcome(as_text(await tool.ainvoke(arguments, config)), failed=False)
     except BaseException as error:  # noqa: BLE001 - whatever a tool raises is its result
-        return _failure(tool.name, error)
+        return failure(tool.name, error)
+
+
+def failure(name: str, error: BaseException) -> Outcome:
+    """What the model is told of an exception."""
+    if isinstance(error, ToolException):
+        return Outcome(f"{name} failed: {str(error)[:MESSAGE_CAP]}", failed=True)
+    kind = str(error) if isinstance(error, Quit) else type(error).__name__
+    return Outcome(f"{name} failed ({kind})", failed=True)
 
 
 def _contained(coroutine: Callable[..., Any]) -> Callable[..., Any]:
@@ -63,10 +71,3 @@ def _contained(coroutine: Callable[..., Any]) -> Callable[..., Any]:
             raise Quit(type(error).__name__) from None
 
     return contained
-
-
-def _failure(name: str, error: BaseException) -> Outcome:
-    if isinstance(error, ToolException):
-        return Outcome(f"{name} failed: {str(error)[:MESSAGE_CAP]}", failed=True)
-    kind = str(error) if isinstance(error, Quit) else type(error).__name__
-    return Outcome(f"{name} failed ({kind})", failed=True)

@@ -16,6 +16,7 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 from tokenizers import Tokenizer
 
 from tools.parse import CLOSE, OPEN, Call, cut_at_end
+from tools.results import whole
 
 START, END, EOS = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
 
@@ -118,9 +119,8 @@ class Template(ABC):
         return [start, *self._text(f"{role}\n"), *content, end, *self._text("\n")]
 
     def _text(self, text: str) -> list[int]:
-        """Literal text. A lone surrogate (legal in JSON) cannot be encoded: it becomes U+FFFD."""
-        clean = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-        return list(self._literal.encode(clean, add_special_tokens=False).ids)
+        """Literal text."""
+        return list(self._literal.encode(whole(text), add_special_tokens=False).ids)
 
     def _marker(self, marker: str) -> list[int]:
         """A call marker: one control token where the tokenizer has it, else its pieces."""

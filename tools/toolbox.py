@@ -9,18 +9,18 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from typing import Any, Literal
+from typing import Any
 
 from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import BaseTool
 
+from feedback.schemas import Fault
 from tools.arguments import listed, nearest, problem
 from tools.parse import Call
 from tools.pool import DaemonPool
 from tools.results import capped
-from tools.shield import Outcome, answer, answer_async, is_async, shielded
+from tools.shield import Outcome, answer, answer_async, failure, is_async, shielded
 
-Fault = Literal["unknown_tool", "malformed", "arguments", "exception", "timeout", "limit"]
 NAME_CAP = 64  # characters of an invented tool name that are kept
 
 
@@ -58,7 +58,6 @@ class Toolbox:
         self, tools: Sequence[BaseTool], limits: ToolLimits, count_tokens: Callable[[str], int]
     ) -> None:
         self.tools = tuple(shielded(tool) for tool in tools)
-        self.abandoned = 0  # calls given up on while they ran
         self._by_name = {tool.name: tool for tool in self.tools}
         if len(self._by_name) != len(self.tools):
             raise ValueError(f"two tools have the same name among {listed(tool.name for tool in tools)}")
@@ -72,10 +71,6 @@ class Toolbox:
     def load(cls, specs: Sequence[str], limits: ToolLimits, count_tokens: Callable[[str], int]) -> "Toolbox":
         """From `module:attribute` addresses; ValueError names the one that is wrong."""
         return cls([load_tool(spec) for spec in specs], limits, count_tokens)
-
-    def hung(self) -> int:
-        """Abandoned calls that still run."""
-        return sum(len(calls) for calls in self._hung.values())
 
     async def run(self, call: Call, *, episode_id: str, timeout_s: float) -> ToolResult:
         """Check and run one call, for at most `timeout_s` and the tool's own limit."""
@@ -117,7 +112,10 @@ class Toolbox:
         if call.error or call.arguments_json is None:
             raise Failed("malformed", call.error or f"the arguments of {call.name} cannot be read")
         tool = self._by_name[call.name]
-        wrong = problem(tool, call.arguments_json, names=self._arguments[tool.name])
+        try:
+            wrong = problem(tool, call.arguments_json, names=self._arguments[tool.name])
+        except (Exception, SystemExit) as error:  # a tool's own validator may raise anything
+            raise Failed("exception", failure(tool.name, error).text) from error
         if wrong:
             raise Failed("arguments", wrong)
         return tool
@@ -135,7 +133,6 @@ class Toolbox:
         waiter.cancel()
         if job is not None and job.cancel():
             return  # it was still queued
-        self.abandoned += 1
         running: Any = waiter if job is None else job
         self._hung[name].add(running)
         running.add_done_callback(self._hung[name].discard)
