@@ -22,15 +22,17 @@ class Sabotage:
 
 
 async def learn(show: Performance, sizes: Sizes) -> None:
-    """Until enough episodes are rated and something was promoted, or until the time is up."""
+    """Until enough episodes are rated and enough was promoted, or until the time is up."""
     began = time.monotonic()
 
     def progress() -> float:
         return show.pool.counters.rated / sizes.rated
 
     def is_over() -> bool:
-        settled = bool((show.scene.status.get("verdicts") or {}).get("promoted"))
-        return progress() >= 1.0 and (settled or time.monotonic() - began > 0.75 * sizes.learn_s)
+        promoted = (show.scene.status.get("verdicts") or {}).get("promoted") or 0
+        return progress() >= 1.0 and (
+            promoted >= sizes.promotions or time.monotonic() - began > 0.75 * sizes.learn_s
+        )
 
     await show.until("users teach", is_over, progress=progress, limit_s=sizes.learn_s)
 

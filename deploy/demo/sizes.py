@@ -26,6 +26,8 @@ class Sizes:
     """Stop learning after so many rated episodes …"""
     learn_s: float
     """… or after this long."""
+    promotions: int
+    """Learning goes on until so many versions were promoted on evidence, as far as three quarters of the time go."""
     trial_s: float
     """How long the last trials may take."""
     heldout_tasks: int
@@ -39,14 +41,28 @@ class Sizes:
 
 
 SHORT = Sizes(
-    rated=10_000, learn_s=200, trial_s=12, heldout_tasks=20, samples=1, curve_points=0, heldout_s=60,
+    rated=10_000, learn_s=200, promotions=1, trial_s=12, heldout_tasks=20, samples=1, curve_points=0, heldout_s=60,
     crowd=HURRIED, short=True,
 )  # fmt: skip
 STANDARD = Sizes(
-    rated=900, learn_s=930, trial_s=420, heldout_tasks=200, samples=1, curve_points=2, heldout_s=240
+    rated=900,
+    learn_s=930,
+    promotions=1,
+    trial_s=420,
+    heldout_tasks=200,
+    samples=1,
+    curve_points=2,
+    heldout_s=240,
 )
 LONG = Sizes(
-    rated=2000, learn_s=2500, trial_s=600, heldout_tasks=200, samples=3, curve_points=4, heldout_s=900
+    rated=2000,
+    learn_s=2500,
+    promotions=2,
+    trial_s=600,
+    heldout_tasks=200,
+    samples=3,
+    curve_points=4,
+    heldout_s=900,
 )
 
 

@@ -11,7 +11,10 @@ from typing import Any
 
 import pytest
 
+from deploy.demo.home import own_agent_file
+from deploy.stack.plan import PROFILES
 from deploy.stack.supervision import marked_processes
+from feedback.kafka import KafkaBus
 from tests.running import free_ports
 
 PORTS = (
@@ -70,6 +73,10 @@ class LiveStack:
         """Of a supervised process."""
         return int(self.part(name)["pid"])
 
+    def bus(self) -> KafkaBus:
+        """A client of the stack's Kafka; the caller closes it."""
+        return KafkaBus(f"127.0.0.1:{self.environment['DEPLOY_KAFKA_PORT']}", "test")
+
     def logs(self) -> str:
         """The end of every log, for a failure's message."""
         return "\n".join(
@@ -87,8 +94,11 @@ def environment_for(home: Path) -> dict[str, str]:
 @pytest.fixture(scope="session")
 def live_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveStack]:
     """Up with the desk profile; afterwards down, with nothing left running."""
-    home = tmp_path_factory.mktemp("stack") / "home"
-    stack = LiveStack(home, environment_for(home))
+    folder = tmp_path_factory.mktemp("stack")
+    home = folder / "home"
+    # The demo's short form: one small update is enough to go round once.
+    agent_file = own_agent_file(PROFILES / "desk" / "agent.yaml", folder / "agent.yaml", short=True)
+    stack = LiveStack(home, {**environment_for(home), "RATCHET_AGENT": str(agent_file)})
     try:
         done = stack.ratchet("up", "--detach", "--json", timeout_s=1000)
         assert done.returncode == 0, f"{done.stderr}\n{stack.logs()}"

@@ -47,7 +47,7 @@ class Ledger:
 
 @pytest.fixture
 def ledger(live_stack: LiveStack) -> Iterator[Ledger]:
-    bus = KafkaBus(f"127.0.0.1:{live_stack.environment['DEPLOY_KAFKA_PORT']}", "test-ledger")
+    bus = live_stack.bus()
     ledger = Ledger(bus)
     yield ledger
     ledger.close()
