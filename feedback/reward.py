@@ -138,6 +138,16 @@ def soft_overlong(tokens: int, budget: int) -> float:
     return -min(1.0, max(0.0, tokens - budget) / (budget / 4))
 
 
+def length_penalty(turn: Turn, budget: int) -> float:
+    """The length channel of one turn. Cut by the token limit (`stop_reason: length`) it stays in the batch.
+
+    Its sampled ids are exact and no end is invented for it; cut at or past the budget it is punished in full, as it
+    would have gone on. Cut below the budget it costs nothing: that limit was the client's or the clock's.
+    """
+    tokens = len(turn.token_ids)
+    return -1.0 if turn.stop_reason == "length" and tokens >= budget else soft_overlong(tokens, budget)
+
+
 def progress(potentials: Sequence[float], *, gamma: float) -> list[float]:
     """Potential-based shaping F_t = gamma Phi(h_t+1) - Phi(h_t), with Phi(end) = 0 (Ng, Harada, Russell 1999)."""
     after = [*potentials[1:], 0.0]
@@ -220,7 +230,7 @@ def _priced_turns(
                         tau=0.0 if opinion is None else opinion.tau(trust),
                         tools=tool_penalty(turn, rules.rewards.penalties),
                         progress=gains[len(turns)],
-                        length=soft_overlong(len(turn.token_ids), rules.rewards.turn_budget),
+                        length=length_penalty(turn, rules.rewards.turn_budget),
                     ),
                     untrainable=_untrainable(interaction, turn),
                 )

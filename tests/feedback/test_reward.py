@@ -249,6 +249,26 @@ def test_the_rater_is_the_named_user_else_the_episode() -> None:
     assert (words.outcome_source, words.rater) == (OutcomeSource.IMPLICIT, "user-hash")
 
 
+@pytest.mark.parametrize(
+    ("stop_reason", "tokens", "penalty"),
+    [
+        ("stop", 8, 0.0),
+        ("stop", 9, -0.5),
+        ("stop", 10, -1.0),
+        ("length", 7, 0.0),
+        ("length", 8, -1.0),
+        ("length", 9, -1.0),
+    ],
+)
+def test_41_a_turn_cut_at_the_budget_is_trained_with_the_full_length_penalty(
+    stop_reason: str, tokens: int, penalty: float
+) -> None:
+    cut = turn(token_ids=tuple(range(tokens)), logprobs=(-0.1,) * tokens, stop_reason=stop_reason)
+    experience = priced(interaction(0, turns=(cut,)), ratings=(thumb(0.0),))
+    [only] = experience.turns
+    assert (only.channels.length, only.untrainable, experience.outcome_reward) == (penalty, None, -1.0)
+
+
 @pytest.mark.parametrize("number", [1, None], ids=["last answer", "whole episode"])
 def test_whoever_rated_the_outcome_is_the_rater_whose_share_is_capped(number: int | None) -> None:
     ratings = (
