@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from serving.errors import ApiError
+from serving.errors import ApiError, field_error
 
 Short = Annotated[str, Field(max_length=512)]
 
@@ -136,58 +136,6 @@ class ChatRequest(Body):
         return self.safety_identifier or self.user or None
 
 
-class FeedbackSource(Body):
-    """Who gave it; a program says so."""
-
-    type: Literal["human", "llm_judge", "code"] = "human"
-    id: Short | None = None
-
-
-class FeedbackBody(Body):
-    """One object of `POST /v1/feedback`, aliases of other tools included."""
-
-    id: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,80}$")] | None = None
-    response_id: Short | None = None
-    inference_id: Short | None = None
-    run_id: Short | None = None
-    episode_id: Short | None = None
-    trace_id: Short | None = None
-    tool_call_id: Short | None = None
-    name: Short | None = None
-    metric_name: Short | None = None
-    key: Short | None = None
-    value: Any = None
-    score: Any = None
-    comment: Annotated[str, Field(max_length=8192)] | None = None
-    rationale: Annotated[str, Field(max_length=8192)] | None = None
-    correction: str | dict[str, Any] | None = None
-    expected: str | dict[str, Any] | None = None
-    source: FeedbackSource | None = None
-    timestamp: Annotated[str, Field(max_length=64)] | None = None
-    metadata: dict[Short, Short] | None = None
-    dryrun: bool = False
-
-    def metric(self) -> str | None:
-        """The metric's name under any of its names."""
-        return self.name or self.metric_name or self.key
-
-    def target_response(self) -> str | None:
-        """The response's id under any of its names."""
-        return self.response_id or self.inference_id or self.run_id
-
-    def target_episode(self) -> str | None:
-        """The episode's id under any of its names."""
-        return self.episode_id or self.trace_id
-
-
-class FeedbackPatch(Body):
-    """`PATCH /v1/feedback/{id}`: only what is given changes."""
-
-    value: Any = None
-    comment: Annotated[str, Field(max_length=8192)] | None = None
-    correction: str | dict[str, Any] | None = None
-
-
 B = TypeVar("B", bound=Body)
 
 
@@ -210,7 +158,7 @@ def validate(kind: type[B], value: Any, *, status: int = 400, prefix: str = "") 
     except ValidationError as error:
         first = _deepest(error.errors(include_url=False, include_input=False))
         where = _path(prefix, first["loc"])
-        raise ApiError(status, f"{where}: {first['msg']}", code="invalid_value", param=where) from error
+        raise field_error(where, first["msg"], status=status) from error
 
 
 def _deepest(faults: list[Any]) -> Any:

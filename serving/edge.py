@@ -19,12 +19,12 @@ from serving.limits import Pace, Seats
 class EdgeRules:
     """Bounds of one request and of one key; bytes, and requests a second."""
 
-    max_body: int = 1024 * 1024
-    max_headers: int = 32 * 1024
-    key_rate: float = 0.0
-    key_burst: int = 1
-    key_in_flight: int = 512
-    origins: tuple[str, ...] = ()
+    max_body: int
+    max_headers: int
+    key_rate: float
+    key_burst: int
+    key_in_flight: int
+    origins: tuple[str, ...]
 
 
 class Edge:

@@ -38,5 +38,5 @@ class Gateway:
     metrics: Metrics
     clock: Callable[[], int]
     edge: EdgeRules
-    max_in_flight: int = 512
-    keep_alive_s: float = 10.0
+    max_in_flight: int
+    keep_alive_s: float

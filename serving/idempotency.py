@@ -7,7 +7,7 @@ import hashlib
 
 from sqlalchemy import Connection, delete, insert, select
 
-from serving.errors import ApiError
+from serving.errors import ApiError, field_error
 from serving.tables import IDEMPOTENCY
 
 KEPT_MS = 24 * 3600_000  # how long a key is remembered at least
@@ -18,8 +18,7 @@ _HEADER = "Idempotency-Key"
 def read_key(header: str | None) -> str | None:
     """The key of the header. Raises 422 for one that is no key."""
     if header is not None and not 0 < len(header) <= _LONGEST:
-        message = f"{_HEADER}: 1 to {_LONGEST} characters"
-        raise ApiError(422, message, code="invalid_value", param=_HEADER)
+        raise field_error(_HEADER, f"1 to {_LONGEST} characters")
     return header
 
 

@@ -4,8 +4,8 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import ConfigDict, Field
 
-from serving.bodies import Body, FeedbackBody, FeedbackPatch, Short, read_json, validate
-from serving.errors import ApiError
+from serving.bodies import Body, Short, read_json, validate
+from serving.errors import field_error
 
 LARGEST_BATCH = 100
 _ALIASES = (
@@ -21,11 +21,50 @@ DAY_S = 86_400
 B = TypeVar("B", bound=Body)
 
 
-class Given(FeedbackBody):
-    """One object of `POST /v1/feedback`; a comparison names two replies."""
+class FeedbackSource(Body):
+    """Who gave it; a program says so."""
 
+    type: Literal["human", "llm_judge", "code"] = "human"
+    id: Short | None = None
+
+
+class Given(Body):
+    """One object of `POST /v1/feedback`, aliases of other tools included; a comparison names two replies."""
+
+    id: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,80}$")] | None = None
+    response_id: Short | None = None
+    inference_id: Short | None = None
+    run_id: Short | None = None
+    episode_id: Short | None = None
+    trace_id: Short | None = None
+    tool_call_id: Short | None = None
+    name: Short | None = None
+    metric_name: Short | None = None
+    key: Short | None = None
+    value: Any = None
+    score: Any = None
+    comment: Annotated[str, Field(max_length=8192)] | None = None
+    rationale: Annotated[str, Field(max_length=8192)] | None = None
+    correction: str | dict[str, Any] | None = None
+    expected: str | dict[str, Any] | None = None
+    source: FeedbackSource | None = None
+    timestamp: Annotated[str, Field(max_length=64)] | None = None
+    metadata: dict[Short, Short] | None = None
+    dryrun: bool = False
     chosen: Short | None = None
     rejected: Short | None = None
+
+    def metric(self) -> str | None:
+        """The metric's name under any of its names."""
+        return self.name or self.metric_name or self.key
+
+    def target_response(self) -> str | None:
+        """The response's id under any of its names."""
+        return self.response_id or self.inference_id or self.run_id
+
+    def target_episode(self) -> str | None:
+        """The episode's id under any of its names."""
+        return self.episode_id or self.trace_id
 
     def given_value(self) -> Any:
         """The value under any of its names."""
@@ -47,19 +86,17 @@ class Given(FeedbackBody):
         """The name it came under."""
         return "correction" if self.correction is not None or self.expected is None else "expected"
 
-    def names_target(self) -> bool:
-        """Whether it says what it is about."""
-        named = (self.target_response(), self.target_episode(), self.tool_call_id, self.chosen, self.rejected)
-        return any(each is not None for each in named)
 
-
-class GivenPatch(FeedbackPatch):
+class GivenPatch(Body):
     """`PATCH /v1/feedback/{id}`: only what is given changes."""
 
+    value: Any = None
+    comment: Annotated[str, Field(max_length=8192)] | None = None
+    correction: str | dict[str, Any] | None = None
     metadata: dict[Short, Short] | None = None
 
 
-class TokenRequest(FeedbackBody):
+class TokenRequest(Given):
     """`POST /v1/feedback/tokens`: a target, as fields or under `target`, one metric, and how long."""
 
     expires_in: Annotated[int, Field(ge=1, le=DAY_S, description="seconds")] = 3 * 3600
@@ -97,8 +134,7 @@ def read_feedback(raw: bytes) -> tuple[list[Given], bool]:
         return [read_given(value)], False
     items = value["feedback"]
     if not isinstance(items, list) or not 1 <= len(items) <= LARGEST_BATCH:
-        message = f"feedback: a list of 1 to {LARGEST_BATCH} objects"
-        raise ApiError(422, message, code="invalid_value", param="feedback")
+        raise field_error("feedback", f"a list of 1 to {LARGEST_BATCH} objects")
     return [read_given(item, prefix=f"feedback[{index}]") for index, item in enumerate(items)], True
 
 
@@ -127,14 +163,14 @@ def _clear(body: B, prefix: str) -> B:
         said = [(name, given[name]) for name in names if name in given]
         for name, value in said[1:]:
             if value != said[0][1] or isinstance(value, bool) != isinstance(said[0][1], bool):
-                raise _wrong(prefix, name, f"says something else than {said[0][0]}", code="ambiguous")
+                raise field_error(name, f"says something else than {said[0][0]}", code="ambiguous", of=prefix)
     for name, value in given.items():
         if _holds_nul(value):
-            raise _wrong(prefix, name, "must not hold a NUL character")
+            raise field_error(name, "must not hold a NUL character", of=prefix)
     metadata = given.get("metadata", {})
     if len(metadata) > _PAIRS or any(len(key) > _KEY_LENGTH for key in metadata):
         message = f"at most {_PAIRS} pairs, each key of at most {_KEY_LENGTH} characters"
-        raise _wrong(prefix, "metadata", message)
+        raise field_error("metadata", message, of=prefix)
     return body
 
 
@@ -144,8 +180,3 @@ def _holds_nul(value: Any) -> bool:
     if isinstance(value, dict | Body):
         return any(_holds_nul(part) for pair in dict(value).items() for part in pair)
     return isinstance(value, list) and any(_holds_nul(part) for part in value)
-
-
-def _wrong(prefix: str, name: str, message: str, *, code: str = "invalid_value") -> ApiError:
-    field = f"{prefix}.{name}" if prefix else name
-    return ApiError(422, f"{field}: {message}", code=code, param=field)

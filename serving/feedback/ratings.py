@@ -20,10 +20,9 @@ from feedback.outbox import Outbox
 from feedback.schemas import FEEDBACK, ComparedReplies, Feedback, Source, canonical
 from serving import idempotency
 from serving.auth import Key, person
-from serving.bodies import FeedbackBody
-from serving.errors import ApiError
+from serving.errors import ApiError, field_error
 from serving.feedback.bodies import Given, GivenPatch
-from serving.feedback.said import changed, content_of, metric_of, name_of, pair_of, place
+from serving.feedback.said import changed, content_of, metric_of, name_of, pair_of
 from serving.feedback.shown import shown
 from serving.feedback.targets import Target, find_episode, find_pair, find_target, replied_at
 from serving.limits import Pace
@@ -63,9 +62,7 @@ class Ratings:
         metric = metric_of(self._metrics, name, "name")
         target, pair = _target(conn, key, body, metric, now=now, where=where)
         if content["correction"] is not None and target.response_id is None:
-            field = place(where, "response_id")
-            message = f"{field}: a correction is of one reply"
-            raise ApiError(422, message, code="missing", param=field)
+            raise field_error("response_id", "a correction is of one reply", code="missing", of=where)
         content["comparison"] = None if pair is None else pair.model_dump()
         text = canonical(content).decode()
         rater = _rater(key, body, target)
@@ -101,12 +98,11 @@ class Ratings:
         change = "new" if again else "changed"
         return Stored({**shown(row, target), "change": change}, change, **stored)
 
-    def target_of(self, conn: Connection, key: Key, name: str, body: FeedbackBody) -> Target:
+    def target_of(self, conn: Connection, key: Key, name: str, body: Given) -> Target:
         """What feedback of that name on that target would be about; nothing is stored."""
         metric = metric_of(self._metrics, name, "name")
         if metric.type == "comparison":
-            message = "name: a comparison is of two targets"
-            raise ApiError(422, message, code="invalid_value", param="name")
+            raise field_error("name", "a comparison is of two targets")
         return _single(conn, key, body, metric, now=self._clock(), where="")
 
     def patch(self, conn: Connection, key: Key, feedback_id: str, patch: GivenPatch) -> Stored:
@@ -116,7 +112,7 @@ class Ratings:
         content = json.loads(old.content)
         new = changed(self._metrics, old.name, content, patch)
         if new["correction"] is not None and old.response_id is None:
-            raise ApiError(422, "correction: is of one reply", code="invalid_value", param="correction")
+            raise field_error("correction", "is of one reply")
         text, source = canonical(new).decode(), content["source"]["type"]
         if text == old.content:
             return Stored({**shown(old._mapping, None), "change": "replayed"}, "replayed", source)
@@ -213,21 +209,18 @@ def _target(
             "tool_call_id": body.tool_call_id is not None,
         }
         for field in (field for field, is_wrong in wrong.items() if is_wrong):
-            message = f"{field}: a comparison is of the two replies that it names"
-            raise ApiError(422, message, code="mismatch", param=place(where, field))
+            message = "a comparison is of the two replies that it names"
+            raise field_error(field, message, code="mismatch", of=where)
         return target, pair
     return _single(conn, key, body, metric, now=now, where=where), None
 
 
-def _single(
-    conn: Connection, key: Key, body: FeedbackBody, metric: Metric, *, now: int, where: str
-) -> Target:
+def _single(conn: Connection, key: Key, body: Given, metric: Metric, *, now: int, where: str) -> Target:
     """One target. A metric of the whole episode may be given with any of its replies."""
     target = find_target(conn, key.owner, body, now=now, where=where)
     if metric.level == "episode":
         if target.tool_call_id is not None:
-            field = place(where, "tool_call_id")
-            raise ApiError(422, f"{field}: the metric is of episodes", code="mismatch", param=field)
+            raise field_error("tool_call_id", "the metric is of episodes", code="mismatch", of=where)
         target = replace(target, response_id=None)
     return target
 
@@ -259,8 +252,8 @@ def _find(conn: Connection, owner: str, natural: str, wanted_id: str | None, whe
         condition = (RATINGS.c.key_owner == owner, RATINGS.c.id == wanted_id)
         row = conn.execute(select(RATINGS).where(*condition)).one_or_none()
         if row is not None and row.natural_key != natural:
-            message = "id: already used for another target, name or rater"
-            raise ApiError(422, message, code="id_reused", param=place(where, "id"))
+            message = "already used for another target, name or rater"
+            raise field_error("id", message, code="id_reused", of=where)
         if row is not None:
             return row
     condition = (RATINGS.c.key_owner == owner, RATINGS.c.natural_key == natural)
@@ -284,5 +277,4 @@ def _given_at(text: str | None, now: int, where: str) -> int:
         moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
         return max(0, min(now, int(moment.timestamp() * 1000)))
     except (ValueError, OverflowError) as error:
-        field = place(where, "timestamp")
-        raise ApiError(422, f"{field}: must be ISO 8601", code="invalid_value", param=field) from error
+        raise field_error("timestamp", "must be ISO 8601", of=where) from error

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from feedback.metric_section import COMMENT, COMPARISON, DEMONSTRATION, RESERVED, Metric, metric_named
-from serving.errors import ApiError
+from serving.errors import ApiError, field_error
 from serving.feedback.bodies import Given, GivenPatch
 from serving.feedback.scores import BadValue, score_of
 
@@ -36,14 +36,14 @@ def name_of(body: Given, where: str) -> str:
         return DEMONSTRATION
     if body.given_comment() is not None:
         return COMMENT
-    raise _wrong(place(where, "name"), "the metric's name is missing", code="missing")
+    raise field_error(place(where, "name"), "the metric's name is missing", code="missing")
 
 
 def content_of(metrics: Mapping[str, Metric], name: str, body: Given, *, where: str) -> Content:
     """What is stored, but for the comparison, whose replies are yet to be found."""
     metric = metric_of(metrics, name, place(where, "name"))
     if metric.type != "comparison" and (body.chosen is not None or body.rejected is not None):
-        raise _wrong(place(where, "name"), f"{name} is no comparison", code="invalid_value")
+        raise field_error(place(where, "name"), f"{name} is no comparison", code="invalid_value")
     source = (
         {"type": body.source.type, "id": body.source.id} if body.source else {"type": "human", "id": None}
     )
@@ -66,15 +66,15 @@ def pair_of(body: Given, where: str) -> tuple[str, str]:
     """(chosen, rejected) of a comparison, as two fields or as the value."""
     value = body.given_value()
     if value is not None and not isinstance(value, dict):
-        raise _wrong(place(where, body.value_field()), 'must be {"chosen": …, "rejected": …}')
+        raise field_error(place(where, body.value_field()), 'must be {"chosen": …, "rejected": …}')
     named = {"chosen": body.chosen, "rejected": body.rejected}
     for field, given in named.items():
         inside = (value or {}).get(field)
         if given is not None and inside is not None and given != inside:
-            raise _wrong(place(where, field), "differs from the one in value", code="ambiguous")
+            raise field_error(place(where, field), "differs from the one in value", code="ambiguous")
         named[field] = given if given is not None else inside
         if not isinstance(named[field], str) or not named[field]:
-            raise _wrong(place(where, field), "a response id is needed", code="missing")
+            raise field_error(place(where, field), "a response id is needed", code="missing")
     return str(named["chosen"]), str(named["rejected"])
 
 
@@ -89,7 +89,7 @@ def changed(metrics: Mapping[str, Metric], name: str, content: Content, patch: G
     if "metadata" in given:
         new["metadata"] = patch.metadata or {}
     if metric.type == "comparison" and "value" in given:
-        raise _wrong("value", "send the comparison again with the other reply as chosen")
+        raise field_error("value", "send the comparison again with the other reply as chosen")
     if name in (COMMENT, DEMONSTRATION):
         field = "comment" if name == COMMENT else "correction"
         value = patch.value if "value" in given else new[field]
@@ -105,12 +105,12 @@ def correction_text(value: Any, field: str) -> str | None:
     if isinstance(value, dict):
         value = value.get("content")
         if value is None:
-            raise _wrong(field, "needs a text `content`")
+            raise field_error(field, "needs a text `content`")
     if isinstance(value, list):
         blocks = [block.get("text") if isinstance(block, dict) else None for block in value]
         value = "\n".join(text if isinstance(text, str) else "" for text in blocks)
         if not all(isinstance(text, str) for text in blocks):
-            raise _wrong(field, "only blocks with a `text` can be learned from")
+            raise field_error(field, "only blocks with a `text` can be learned from")
     return None if value is None else _text(value, field, _LONGEST_CORRECTION)
 
 
@@ -127,20 +127,16 @@ def _valued(name: str, metric: Metric, value: Any, content: Content, field: str)
     if name == DEMONSTRATION:
         better = correction_text(value, field) if value is not None else content["correction"]
         if better is None:
-            raise _wrong(field, "must be text")
+            raise field_error(field, "must be text")
         return {"correction": better}
     try:
         score = score_of(metric, value)
     except BadValue as error:
-        raise _wrong(field, str(error)) from error
+        raise field_error(field, str(error)) from error
     return {"value": value if isinstance(value, bool) else float(value), "score": score}
 
 
 def _text(value: Any, field: str, longest: int) -> str:
     if not isinstance(value, str) or not 0 < len(value) <= longest:
-        raise _wrong(field, f"must be text of 1 to {longest} characters")
+        raise field_error(field, f"must be text of 1 to {longest} characters")
     return value
-
-
-def _wrong(field: str, message: str, *, code: str = "invalid_value") -> ApiError:
-    return ApiError(422, f"{field}: {message}", code=code, param=field)

@@ -7,8 +7,8 @@ from typing import Any
 from sqlalchemy import Connection, Row, select
 
 from feedback.schemas import ComparedReplies
-from serving.bodies import FeedbackBody
-from serving.errors import ApiError
+from serving.errors import ApiError, field_error
+from serving.feedback.bodies import Given
 from serving.tables import ALIASES, EPISODES, INTERACTIONS
 
 EXPIRES_MS = 30 * 86_400_000  # after that nothing may be said about a reply
@@ -30,7 +30,7 @@ class Target:
     replied_at: int
 
 
-def find_target(conn: Connection, owner: str, body: FeedbackBody, *, now: int, where: str) -> Target:
+def find_target(conn: Connection, owner: str, body: Given, *, now: int, where: str) -> Target:
     """Raises ApiError: 404 unknown or foreign, 410 withdrawn or expired, 422 malformed or none."""
     prefix = f"{where}." if where else ""
     response_id, named = body.target_response(), body.target_episode()
@@ -38,16 +38,16 @@ def find_target(conn: Connection, owner: str, body: FeedbackBody, *, now: int, w
         row = _response(conn, owner, response_id, f"{prefix}response_id")
         episode = _episode_row(conn, row.episode_id)
         if named is not None and find_episode(conn, owner, named) != row.episode_id:
-            field = f"{prefix}episode_id"
-            raise ApiError(422, f"{field}: the response is of another episode", code="mismatch", param=field)
+            message = "the response is of another episode"
+            raise field_error("episode_id", message, code="mismatch", of=where)
     elif named is not None:
         episode = _episode_row(conn, find_episode(conn, owner, named))
         if episode is None:
             raise ApiError(404, "no such episode", code="target_not_found", param=f"{prefix}episode_id")
         row = _newest(conn, episode.episode_id)
     else:
-        field = f"{prefix}response_id"
-        raise ApiError(422, f"{field}: a response_id or an episode_id is needed", code="missing", param=field)
+        message = "a response_id or an episode_id is needed"
+        raise field_error("response_id", message, code="missing", of=where)
     _check_alive(episode, row.started_at, now, f"{prefix}{'response_id' if response_id else 'episode_id'}")
     if body.tool_call_id is not None:
         row = _of_call(conn, row, body.tool_call_id, whole=response_id is None, field=f"{prefix}tool_call_id")
@@ -61,8 +61,7 @@ def find_pair(
     """The two replies of a comparison; it is kept with the newer one, whichever was chosen. Raises as `find_target`."""
     prefix = f"{where}." if where else ""
     if chosen == rejected:
-        field = f"{prefix}rejected"
-        raise ApiError(422, f"{field}: the same reply as chosen", code="invalid_value", param=field)
+        raise field_error("rejected", "the same reply as chosen", of=where)
     found = []
     for named, field in ((chosen, f"{prefix}chosen"), (rejected, f"{prefix}rejected")):
         row = _response(conn, owner, named, field)
@@ -103,7 +102,7 @@ def find_episode(conn: Connection, owner: str, named: str) -> str | None:
 
 def _response(conn: Connection, owner: str, response_id: str, field: str) -> Row[Any]:
     if not _RESPONSE_ID.match(response_id):
-        raise ApiError(422, f"{field}: not a response id like chatcmpl-…", code="malformed_id", param=field)
+        raise field_error(field, "not a response id like chatcmpl-…", code="malformed_id")
     where = (INTERACTIONS.c.response_id == response_id, INTERACTIONS.c.key_owner == owner)
     row = conn.execute(select(INTERACTIONS).where(*where)).one_or_none()
     if row is None:

@@ -10,9 +10,8 @@ from dataclasses import asdict, dataclass
 from itsdangerous import BadData, URLSafeSerializer
 
 from serving.auth import Key, KeyRing
-from serving.bodies import FeedbackSource
-from serving.errors import ApiError
-from serving.feedback.bodies import Given
+from serving.errors import ApiError, field_error
+from serving.feedback.bodies import FeedbackSource, Given
 
 PREFIX = "fbt_"
 _LONGEST = 2048
@@ -43,8 +42,8 @@ class Ticket:
         }
         for field, value in said.items():
             if value is not None and value != asdict(self).get(field):
-                message = f"{field}: this token is for something else"
-                raise ApiError(403, message, code="token_mismatch", param=field)
+                message = "this token is for something else"
+                raise field_error(field, message, status=403, code="token_mismatch")
         by_reply = self.response_id is not None
         return Given(
             response_id=self.response_id,

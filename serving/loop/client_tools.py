@@ -8,7 +8,7 @@ from typing import Any
 from langchain_core.tools import BaseTool, StructuredTool
 
 from serving.bodies import ClientTool
-from serving.errors import ApiError
+from serving.errors import ApiError, field_error
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +33,10 @@ def declared(tools: Sequence[ClientTool] | None, *, taken: set[str]) -> list[Bas
         name = tool.function.name
         where = f"tools[{index}].function.name"
         if name in taken:
-            raise ApiError(
-                400, f"{where}: the agent has a tool {name!r} of its own", code="name_clash", param=where
-            )
+            message = f"the agent has a tool {name!r} of its own"
+            raise field_error(where, message, status=400, code="name_clash")
         if name in found:
-            raise ApiError(400, f"{where}: {name!r} is declared twice", code="name_clash", param=where)
+            raise field_error(where, f"{name!r} is declared twice", status=400, code="name_clash")
         found[name] = _as_tool(tool)
     return list(found.values())
 

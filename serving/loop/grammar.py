@@ -10,7 +10,7 @@ from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 from jsonschema.exceptions import SchemaError  # type: ignore[import-untyped]
 from langchain_core.tools import BaseTool
 
-from serving.errors import ApiError
+from serving.errors import field_error
 
 Params = Mapping[str, Any]
 
@@ -29,8 +29,10 @@ def json_answer(response_format: Mapping[str, Any] | None) -> Params | None:
             named = {"name": name, "schema": schema}
             return {"response_format": {"type": "json_schema", "json_schema": named}}
         case {"type": "json_schema"}:
-            raise _refused("json_schema needs a name and a schema", "response_format.json_schema")
-    raise _refused("one of text, json_object and json_schema", "response_format.type")
+            raise field_error(
+                "response_format.json_schema", "json_schema needs a name and a schema", status=400
+            )
+    raise field_error("response_format.type", "one of text, json_object and json_schema", status=400)
 
 
 def one_call(dialect: str, tools: Iterable[BaseTool]) -> Params:
@@ -77,8 +79,4 @@ def _check(schema: dict[str, Any]) -> None:
         Draft202012Validator.check_schema(schema)
     except SchemaError as error:
         where = "response_format.json_schema.schema"
-        raise _refused(f"not a JSON schema: {error.message[:200]}", where) from error
-
-
-def _refused(problem: str, where: str) -> ApiError:
-    return ApiError(400, f"{where}: {problem}", code="invalid_value", param=where)
+        raise field_error(where, f"not a JSON schema: {error.message[:200]}", status=400) from error

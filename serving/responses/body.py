@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from serving.bodies import Body, ChatRequest, Short, TextPart, validate
-from serving.errors import ApiError
+from serving.errors import field_error
 
 _IGNORED = ("reasoning",)  # items of ours or of other servers that say nothing to the model
 
@@ -90,7 +90,7 @@ def own_messages(body: ResponsesRequest) -> list[dict[str, Any]]:
     for index, item in enumerate(body.input):
         _add(messages, item, f"input[{index}]")
     if not messages:
-        raise ApiError(400, "input: holds nothing to answer", code="invalid_value", param="input")
+        raise field_error("input", "holds nothing to answer", status=400)
     return messages
 
 
@@ -99,9 +99,8 @@ def as_chat(
 ) -> ChatRequest:
     """The same request to the chat route; instructions are never inherited from `earlier`."""
     if body.background:
-        raise ApiError(
-            400, "background: only foreground is supported", code="unsupported_value", param="background"
-        )
+        message = "only foreground is supported"
+        raise field_error("background", message, status=400, code="unsupported_value")
     said = [{"role": "developer", "content": body.instructions}] if body.instructions else []
     value = {
         "model": body.model,
@@ -143,14 +142,14 @@ def _add(messages: list[dict[str, Any]], item: dict[str, Any], where: str) -> No
         content = output.model_dump(include={"output"})["output"]
         messages.append({"role": "tool", "tool_call_id": output.call_id, "content": content})
     else:
-        problem = f"{where}.type: only text messages, function calls and their outputs are supported"
-        raise ApiError(400, problem, code="unsupported_value", param=f"{where}.type")
+        problem = "only text messages, function calls and their outputs are supported"
+        raise field_error("type", problem, status=400, code="unsupported_value", of=where)
 
 
 def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
     if tool.get("type") != "function":
-        message = f"{where}.type: only function tools are supported"
-        raise ApiError(400, message, code="unsupported_value", param=f"{where}.type")
+        message = "only function tools are supported"
+        raise field_error("type", message, status=400, code="unsupported_value", of=where)
     kept = {name: tool[name] for name in ("name", "description", "parameters") if name in tool}
     return {"type": "function", "function": kept}
 

@@ -8,7 +8,7 @@ from sqlalchemy import Connection
 
 from serving import idempotency
 from serving.auth import Key
-from serving.errors import ApiError, json_response
+from serving.errors import ApiError, field_error, json_response
 from serving.feedback.bodies import Given, read_feedback, read_patch
 from serving.feedback.ratings import Stored
 from serving.feedback.shown import shown_to_browser
@@ -85,7 +85,7 @@ async def _by_token(gateway: Gateway, token: str, request: Request) -> Response:
     key, ticket = redeem(gateway.keys, token, now=gateway.clock())
     bodies, batch = read_feedback(await request.body())
     if batch:
-        raise ApiError(422, "feedback: a token allows one", code="invalid_value", param="feedback")
+        raise field_error("feedback", "a token allows one")
     (body,) = bodies
     stored = await store_one(gateway, key, ticket.bound(body))
     return json_response(shown_to_browser(stored.reply), status=202)

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request, Response
 from sqlalchemy import Connection
 
 from serving.auth import Key
-from serving.errors import ApiError, json_response
+from serving.errors import field_error, json_response
 from serving.feedback.bodies import TokenRequest, read_token_request
 from serving.feedback.tokens import Ticket, mint
 from serving.gateway import Gateway
@@ -47,7 +47,7 @@ def _ticket(conn: Connection, gateway: Gateway, key: Key, body: TokenRequest) ->
     """What the token will allow. Raises as feedback itself would."""
     name = body.metric()
     if name is None:
-        raise ApiError(422, "name: the metric's name is missing", code="missing", param="name")
+        raise field_error("name", "the metric's name is missing", code="missing")
     target = gateway.ratings.target_of(conn, key, name, body)
     expires_at = gateway.clock() + body.expires_in * 1000
     source = body.source.id if body.source else None
