@@ -100,6 +100,17 @@ def test_the_same_rating_three_times_is_one() -> None:
     assert scores(closed(reply(0), thumb(), thumb(), thumb())) == [1.0]
 
 
+def test_55_the_same_rating_on_the_next_utc_day_is_still_one() -> None:
+    midnight = 200 * 86_400_000
+    again = [
+        thumb(at=midnight - 1),
+        thumb(at=midnight + 1, id="fb_2"),
+        thumb(False, at=midnight + 2, id="fb_3"),
+    ]
+    assert scores(closed(reply(0, at=midnight - 2), *again[:2])) == [1.0]
+    assert scores(closed(reply(0, at=midnight - 2), *again)) == [0.0]
+
+
 def test_within_one_id_the_revision_decides_even_against_the_time() -> None:
     newer = thumb(False, at=2_000, revision=2, op="update", received_at=1)
     older = thumb(True, at=2_500, revision=1, received_at=2)

@@ -174,6 +174,42 @@ def test_a_rating_before_its_episode_waits_and_is_counted(life: Life) -> None:
     assert experience.outcome == 1
 
 
+@pytest.mark.parametrize("late_by", [-30 * 60_000, 30 * 60_000], ids=["early", "late"])
+@pytest.mark.parametrize("partitions", [3, 4])
+def test_36_a_partition_added_between_episode_and_rating_changes_no_join(
+    stores: Stores, partitions: int, late_by: int
+) -> None:
+    life, replied = Life(stores.open(), MemoryBus(partitions=partitions)), 60 * 60_000
+    steps: list[tuple[Message, int]] = [
+        (interaction(number, episode=episode), replied)
+        for number in range(2)
+        for episode in ("ep_a", "ep_b", "ep_c")
+    ]
+    thumbs: list[tuple[Message, int]] = [
+        (rating(True, episode_id=episode, response=f"{episode}-r1", id=f"fb_{episode}"), replied + late_by)
+        for episode in ("ep_a", "ep_b", "ep_c")
+    ]
+    for part in (thumbs, steps) if late_by < 0 else (steps, thumbs):
+        for message, at in part:
+            life.send(message, at)
+        life.settle(max(at for _, at in part))
+        life.bus.add_partition()
+    life.settle(3 * 60 * 60_000)
+    assert {name: (each.outcome, each.ratings) for name, each in life.last().items()} == dict.fromkeys(
+        ("ep_a", "ep_b", "ep_c"), (1, 1)
+    )
+    assert rows(life, "episodes") == 3
+
+
+def test_31_what_was_said_before_the_first_start_is_joined(stores: Stores) -> None:
+    bus = MemoryBus()
+    for message, topic in ((interaction(0), INTERACTIONS), (rating(True), FEEDBACK)):
+        bus.append(topic, "ep_1", message.to_bytes(), timestamp_ms=1_000)
+    life = Life(stores.open(), bus)
+    life.settle(CLOSED)
+    assert [each.outcome for each in life.experiences()] == [1]
+
+
 def test_a_late_reply_reopens_the_episode(life: Life) -> None:
     life.send(interaction(0), 1_000)
     life.settle(CLOSED)
