@@ -27,7 +27,8 @@ from feedback.schemas import (
 from serving.app import create_app
 from serving.assembly import running
 from serving.config import Settings
-from serving.engines.stub import Reply, StubEngine, start_stub
+from serving.engines.stub.script import Reply
+from serving.engines.stub.server import StubEngine, start_stub
 from serving.gateway import Gateway
 from tests.serving.tiny import tiny_tokenizer, write_model
 

@@ -9,7 +9,8 @@ import pytest
 
 from feedback.bus import MemoryBus
 from feedback.schemas import Status
-from serving.engines.stub import Lie, Reply, StubEngine
+from serving.engines.stub.script import Lie, Reply
+from serving.engines.stub.server import StubEngine
 from serving.episodes import OPEN
 from tests.serving.harness import AGENT, BASE, Clock, bearer, content, events, scripted, until, world
 from tests.serving.tiny import tiny_tokenizer

@@ -8,7 +8,7 @@ from pathlib import Path
 from openai import AsyncOpenAI
 
 from feedback.schemas import Status
-from serving.engines.stub import Reply
+from serving.engines.stub.script import Reply
 from tests.serving.harness import AGENT, BASE, bearer, content, events, scripted, world
 from tests.serving.tiny import tiny_tokenizer
 

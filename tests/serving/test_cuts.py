@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from serving.engines.stub import Reply
+from serving.engines.stub.script import Reply
 from tests.serving.harness import content, events, scripted, world
 
 TEXTS = (

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from feedback.schemas import FEEDBACK
-from serving.engines.stub import Reply
+from serving.engines.stub.script import Reply
 from tests.serving.harness import bearer, scripted, until, world
 
 

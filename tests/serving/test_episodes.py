@@ -10,7 +10,7 @@ from sqlalchemy import select
 from feedback.schemas import AdapterRef, EpisodeEnd, Holdout, Interaction, read_episode_record
 from serving.auth import Key
 from serving.bodies import ChatRequest, validate
-from serving.engines.stub import Reply
+from serving.engines.stub.script import Reply
 from serving.episodes import Answer
 from serving.opening import Caller
 from serving.tables import INTERACTIONS

@@ -8,7 +8,7 @@ from typing import Any
 from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletion
 
-from serving.engines.stub import Reply, Script
+from serving.engines.stub.script import Reply, Script
 from tests.serving.harness import AGENT, World, content, events, scripted, until, world
 from tests.serving.loop.test_client_tools import WEATHER
 from tests.serving.tiny import tiny_tokenizer

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import httpx
 
-from serving.engines.stub import Reply, StubEngine, start_stub
+from serving.engines.stub.script import Reply
+from serving.engines.stub.server import StubEngine, start_stub
 from tests.serving.harness import AGENT, BASE, KEYS, bearer, scripted, until, write_agent
 from tests.serving.tiny import tiny_tokenizer
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from openai import APIError, AsyncOpenAI, BadRequestError, NotFoundError, OpenAI
 
-from serving.engines.stub import Reply
+from serving.engines.stub.script import Reply
 from serving.responses.body import ResponsesRequest, as_chat, own_messages
 from tests.serving.harness import AGENT, World, bearer, scripted, until, world
 

@@ -8,7 +8,8 @@ import pytest
 
 from deploy.stack.parity import ParityError, check_engines
 from feedback.probe import Probe
-from serving.engines.stub import StubEngine, cycle, start_stub
+from serving.engines.stub.script import cycle
+from serving.engines.stub.server import StubEngine, start_stub
 from tests.serving.tiny import tiny_tokenizer
 
 BASE = "travel-desk-000000"

@@ -10,7 +10,7 @@ import pytest
 
 from feedback.manifest import PROBE, WEIGHTS
 from feedback.schemas import AdapterRef
-from serving.engines.stub import Reply
+from serving.engines.stub.script import Reply
 from tests.serving.harness import BASE, scripted, until, world, write_adapter
 
 SLOW = Reply("one two three four five six", each_s=0.02)

@@ -431,7 +431,7 @@ async def test_old_idempotency_keys_are_forgotten_while_the_gateway_runs(tmp_pat
 
 @pytest.mark.parametrize("stream", [True])
 async def test_a_reply_may_be_rated_while_it_streams(tmp_path: Path, stream: bool) -> None:
-    from serving.engines.stub import Reply
+    from serving.engines.stub.script import Reply
 
     async with world(tmp_path, script=scripted({"Hi": Reply("one two three", each_s=0.05)})) as here:
         chat = asyncio.create_task(here.chat("Hi", stream=stream))

@@ -1,55 +1,22 @@
-"""A vLLM server without a model: scripted replies by token ids, adapters with a slot ledger, delays, failures and lies.
+"""A vLLM server without a model: scripted replies by token ids, and adapters with a slot ledger.
 
-It ships so that tests, benches and users can run the gateway without weights: `python -m serving.engines.stub --port N
---model-dir DIR`. Invariant it checks for its caller: one adapter name is never bound to two paths (`violations`).
+Invariant it checks for its caller: one adapter name is never bound to two paths (`violations`).
 """
 
-import argparse
 import asyncio
 import json
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import orjson
 from aiohttp import web
 from tokenizers import Tokenizer
 
-Lie = Literal[
-    "infinite_top",
-    "no_ids",
-    "short_logprobs",
-    "null_logprob",
-    "nan_logprob",
-    "other_model",
-    "other_prompt",
-    "abort",
-]
-END = "<|im_end|>"
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """What one completion does. `text` may hold control tokens; the end marker is added unless `open`."""
-
-    text: str = ""
-    ids: tuple[int, ...] | None = None
-    chunk: int = 1  # ids per event
-    first_s: float = 0.0  # before the first event
-    each_s: float = 0.0  # before every event
-    status: int | None = None  # refuse with this status instead
-    break_after: int | None = None  # events before the connection is cut
-    stall_after: int | None = None  # events before it hangs
-    error_after: int | None = None  # events before an error event
-    lie: Lie | None = None
-    open: bool = False
-    cuts: tuple[int, ...] = ()  # byte offsets at which the body is written in pieces
-
-
-Script = Callable[[str, list[int]], Reply]
+from serving.engines.stub.script import END, Reply, Script
 
 
 @dataclass(slots=True)
@@ -302,18 +269,6 @@ class StubEngine:
         return [self.logprob(self.base, token, 1.0) for token in prompt[1:]]
 
 
-def cycle(replies: Sequence[Reply]) -> Script:
-    """One after the other, then again from the first."""
-    state = {"next": 0}
-
-    def script(model: str, prompt: list[int]) -> Reply:
-        reply = replies[state["next"] % len(replies)]
-        state["next"] += 1
-        return reply
-
-    return script
-
-
 async def start_stub(
     stub: StubEngine, *, port: int = 0, host: str = "127.0.0.1"
 ) -> tuple[web.AppRunner, str]:
@@ -342,46 +297,3 @@ def _event(value: dict[str, Any]) -> bytes:
 def _error(status: int, message: str) -> web.Response:
     body = {"error": {"message": message, "type": "StubError", "param": None, "code": status}}
     return web.json_response(body, status=status)
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m serving.engines.stub", description=__doc__)
-    parser.add_argument("--port", type=int, default=8100)
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--model-dir", type=Path, required=True, help="folder with tokenizer.json")
-    parser.add_argument("--served-model-name", default="travel-desk-000000")
-    parser.add_argument("--max-loras", type=int, default=5)
-    parser.add_argument(
-        "--reply", action="append", default=[], help="text of a reply; repeat for several, used in turn"
-    )
-    parser.add_argument("--tokens", type=int, help="cut or repeat every reply to this many tokens")
-    parser.add_argument("--total-ms", type=float, default=0.0, help="time over which a reply is spread")
-    return parser.parse_args()
-
-
-def _replies(options: argparse.Namespace, tokenizer: Tokenizer) -> list[Reply]:
-    replies = []
-    for text in options.reply or ["Hello, how can I help?"]:
-        reply = Reply(text)
-        if options.tokens:
-            ids = list(tokenizer.encode(text).ids)
-            repeated = (ids * (options.tokens // len(ids) + 1))[: options.tokens]
-            reply = replace(reply, ids=tuple(repeated), each_s=options.total_ms / 1000 / options.tokens)
-        replies.append(reply)
-    return replies
-
-
-async def _main() -> None:
-    options = _arguments()
-    tokenizer = Tokenizer.from_file(str(options.model_dir / "tokenizer.json"))
-    script = cycle(_replies(options, tokenizer))
-    stub = StubEngine(options.served_model_name, tokenizer, script, max_loras=options.max_loras)
-    runner, _ = await start_stub(stub, port=options.port, host=options.host)
-    try:
-        await asyncio.Event().wait()
-    finally:
-        await runner.cleanup()
-
-
-if __name__ == "__main__":
-    asyncio.run(_main())
