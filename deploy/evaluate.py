@@ -127,8 +127,7 @@ def conduct_of(
 
     template = load_template(agent.model.template, agent.model.path)
     limits = ToolLimits(agent.limits.tool_s, agent.limits.tool_output_tokens)
-    specs = [spec for spec in agent.tools if isinstance(spec, str)]
-    toolbox = Toolbox.load(specs, limits, template.count)
+    toolbox = Toolbox.load(agent.tools, limits, template.count)
     times = samples if version.temperature else 1
     desks = [[Desk(agent, template, toolbox, task_seed=task) for _ in range(times)] for task in range(tasks)]
     _sample(agent, model, template, desks, temperature=version.temperature, seed=seed)

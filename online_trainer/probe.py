@@ -20,7 +20,7 @@ CONVERSATIONS = (
 def probe_prompts(agent: AgentFile) -> list[list[int]]:
     """Token ids: system and tools, one exchange, a second request, the opened turn."""
     template = load_template(agent.model.template, agent.model.path)
-    tools = [load_tool(spec) for spec in agent.tools if isinstance(spec, str)]
+    tools = [load_tool(spec) for spec in agent.tools]
     start = template.start(agent.system, tools)
     return [
         [

@@ -137,8 +137,7 @@ def _build(
 
 def _toolbox(settings: Settings, agent_file: AgentFile, template: Template) -> Toolbox:
     limits = ToolLimits(agent_file.limits.tool_s, agent_file.limits.tool_output_tokens, settings.tool_threads)
-    specs = [spec for spec in agent_file.tools if isinstance(spec, str)]
-    return Toolbox.load(specs, limits, template.count)
+    return Toolbox.load(agent_file.tools, limits, template.count)
 
 
 def _agent(agent_file: AgentFile, template: Template, toolbox: Toolbox) -> Agent:

@@ -88,11 +88,6 @@ def ensure_key(home: Path) -> str:
     return secret
 
 
-def person(owner: str, named: str) -> str:
-    """The hash that stands for a person of this key owner: names never leave the gateway."""
-    return hashlib.sha256(f"{owner}\0{named}".encode(errors="replace")).hexdigest()[:16]
-
-
 def _configured(entry: str) -> Key:
     name, _, rest = entry.strip().partition(":")
     secret, _, listed = rest.partition(":")

@@ -14,9 +14,10 @@ from langchain_core.tools import BaseTool
 from uuid_utils import uuid4
 
 from feedback.agent_file import AgentFile
+from feedback.people import person
 from feedback.schemas import Arm, Sampling, TrafficSplit
 from serving import history
-from serving.auth import Key, person
+from serving.auth import Key
 from serving.bodies import ChatRequest
 from serving.engines.adapters import Adapters
 from serving.engines.router import Assignment, NoSuchArm, assign, override, resume

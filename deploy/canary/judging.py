@@ -147,7 +147,7 @@ def compare_with_anchor(conn: Connection, steering: Steering, *, taken: Sequence
     if state is None or state.reign != reign.seq:
         state = anchor.start(reign.seq, settings)
     for row in taken:
-        if _compares(row, reign) and ledger.first_of_person(conn, reign.seq, row.rater):
+        if _compares(row, reign) and ledger.first_of_person(conn, reign.seq, row.person):
             state = anchor.took_person(
                 state,
                 float(row.arm == "champion"),

@@ -158,12 +158,12 @@ def write_note(conn: Connection, name: str, value: Any) -> None:
         conn.execute(insert(NOTES).values(name=name, value=body))
 
 
-def first_of_person(conn: Connection, reign: int, rater: str) -> bool:
+def first_of_person(conn: Connection, reign: int, person: str) -> bool:
     """Whether this person is new in this reign; asking makes them known."""
-    where = (PEOPLE.c.reign == reign, PEOPLE.c.rater == rater)
+    where = (PEOPLE.c.reign == reign, PEOPLE.c.person == person)
     if conn.execute(select(PEOPLE.c.reign).where(*where)).first() is not None:
         return False
-    conn.execute(insert(PEOPLE).values(reign=reign, rater=rater))
+    conn.execute(insert(PEOPLE).values(reign=reign, person=person))
     return True
 
 

@@ -85,7 +85,7 @@ PEOPLE = Table(
     "anchor_people",
     METADATA,
     Column("reign", BigInteger, primary_key=True, autoincrement=False),
-    Column("rater", String, primary_key=True),
+    Column("person", String, primary_key=True),
 )
 
 

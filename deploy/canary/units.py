@@ -31,6 +31,7 @@ from sqlalchemy import (
 from deploy.canary.guardrails import TRAILING, TRAILING_MIN, expected_clean
 from deploy.canary.trial import Known
 from feedback.bus import Record
+from feedback.people import nobody
 from feedback.schemas import Experience, Indicators
 
 METADATA = MetaData()
@@ -45,7 +46,7 @@ UNITS = Table(
     Column("canary_id", String),
     Column("generation", BigInteger, nullable=False),
     Column("propensity", Float, nullable=False),
-    Column("rater", String, nullable=False),
+    Column("person", String, nullable=False),
     Column("outcome", Integer),
     Column("thumb", Integer),
     Column("indicators", Text, nullable=False),
@@ -199,7 +200,7 @@ def _columns(experience: Experience) -> dict[str, Any]:
         "canary_id": experience.canary_id,
         "generation": experience.generation,
         "propensity": experience.propensity,
-        "rater": experience.rater,
+        "person": _person(experience),
         "outcome": experience.outcome,
         "thumb": experience.thumb,
         "indicators": json.dumps(experience.indicators.model_dump()),
@@ -207,3 +208,8 @@ def _columns(experience: Experience) -> dict[str, Any]:
         "closed_at": experience.closed_at,
         "cutoff_at": experience.cutoff_at,
     }
+
+
+def _person(experience: Experience) -> str:
+    """Who chatted, whoever rated it: one program may rate everybody's episodes."""
+    return experience.user or nobody(experience.key_owner, experience.episode_id)

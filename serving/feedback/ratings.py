@@ -17,9 +17,10 @@ from uuid_utils import uuid7
 from feedback.agent_file import AgentFile
 from feedback.metric_section import Metric
 from feedback.outbox import Outbox
+from feedback.people import nobody, person
 from feedback.schemas import FEEDBACK, ComparedReplies, Feedback, Source, canonical
 from serving import idempotency
-from serving.auth import Key, person
+from serving.auth import Key
 from serving.errors import ApiError, field_error
 from serving.feedback.bodies import Given, GivenPatch
 from serving.feedback.said import changed, content_of, metric_of, name_of, pair_of
@@ -243,7 +244,7 @@ def _rater(key: Key, body: Given, target: Target) -> str:
         return person(key.owner, f"{body.source.type}:{named or ''}")
     if target.user is None and named and key.may("end-users"):
         return person(key.owner, named)
-    return target.user or person(key.owner, f"episode:{target.episode_id}")
+    return target.user or nobody(key.owner, target.episode_id)
 
 
 def _find(conn: Connection, owner: str, natural: str, wanted_id: str | None, where: str) -> Row[Any] | None:

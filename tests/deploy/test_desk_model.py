@@ -54,7 +54,7 @@ def test_dialogues_fit_its_context() -> None:
     from tools.toolbox import load_tool
 
     template = load_template(DESK.model.template, DESK.model.path)
-    tools = [load_tool(spec) for spec in DESK.tools if isinstance(spec, str)]
+    tools = [load_tool(spec) for spec in DESK.tools]
     lengths = [len(render(each, template, tools).ids) for each in dialogues(500, 11, mixture="mixed")]
 
     assert len(lengths) == 500

@@ -50,9 +50,8 @@ def policy(desk_agent: AgentFile) -> Policy:
 def sampled(agent: AgentFile, policy: Policy) -> list[SampledTurn]:
     """Held-out conversations as `deploy.evaluate` samples them."""
     template = load_template(agent.model.template, agent.model.path)
-    specs = [spec for spec in agent.tools if isinstance(spec, str)]
     toolbox = Toolbox.load(
-        specs, ToolLimits(agent.limits.tool_s, agent.limits.tool_output_tokens), template.count
+        agent.tools, ToolLimits(agent.limits.tool_s, agent.limits.tool_output_tokens), template.count
     )
     sampler = BatchedSampler(
         policy.base_with_adapter(),

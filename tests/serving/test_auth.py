@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from serving.auth import SCOPES, KeyFileError, ensure_key, load_keys, person
+from feedback.people import person
+from serving.auth import SCOPES, KeyFileError, ensure_key, load_keys
 
 
 def test_configured_keys_have_their_scopes(tmp_path: Path) -> None:

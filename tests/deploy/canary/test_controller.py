@@ -268,7 +268,6 @@ def test_a_poison_record_of_the_largest_size_becomes_a_dead_letter(stage: Stage)
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"version": "newest"}, "no version name of travel-desk"),
         ({"version": "another-desk-000001"}, "no version name of travel-desk"),
         ({"digest": None}, "names no bytes"),
     ],
@@ -325,8 +324,8 @@ def test_the_live_line_below_the_anchor_returns_to_it(stage: Stage) -> None:
     stage.settle()
     for round_ in range(40):
         for index in range(9):
-            stage.episode("champion", int(index < 1), rater=f"u{round_}-{index}")
-        stage.episode("holdout", 1, rater=f"h{round_}")
+            stage.episode("champion", int(index < 1), user=f"u{round_}-{index}")
+        stage.episode("holdout", 1, user=f"h{round_}")
         stage.settle()
         if stage.split.champion.version == BASE:
             break
@@ -341,8 +340,8 @@ def test_one_person_is_one_unit_for_the_anchor(stage: Stage) -> None:
     stage.steering.promote(stage.canaries()[-1].canary_id, actor="ada", full=True)
     stage.settle()
     for _ in range(60):
-        stage.episode("champion", 0, rater="one")
-        stage.episode("holdout", 1, rater="other")
+        stage.episode("champion", 0, user="one", rater="a program")
+        stage.episode("holdout", 1, user="other", rater="a program")
     stage.settle()
     with stage.engine.connect() as conn:
         note = ledger.read_note(conn, "anchor")
