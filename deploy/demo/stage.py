@@ -78,7 +78,7 @@ def rows(scene: Scene) -> list[tuple[str, str]]:
 
 def eta(spent_s: float, done: float) -> str:
     """What is left of a stage at its pace so far, as minutes and seconds."""
-    if done <= 0:
+    if done <= 0 or spent_s < 1:
         return "?"
     minutes, seconds = divmod(round(spent_s * (1 - min(1.0, done)) / done), 60)
     return f"{minutes}:{seconds:02d}"
