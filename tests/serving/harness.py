@@ -103,11 +103,7 @@ class World:
             messages = [read_episode_record(record.value) for record in self.records()]
             return sorted(
                 (each for each in messages if isinstance(each, Interaction)),
-                key=lambda each: (
-                    each.started_at,
-                    each.index,
-                    each.response_id,
-                ),  # these ids are ordered in time
+                key=lambda each: (each.started_at, each.index),
             )
 
         await until(lambda: len(found()) >= count)
