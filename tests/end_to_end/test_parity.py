@@ -21,6 +21,7 @@ from online_trainer.probe import probe_prompts
 from online_trainer.publish import write_candidate
 from online_trainer.sampler import BatchedSampler, SampledTurn
 from serving.engines.adapter_cache import AdapterCache, fetch_from_mlflow
+from serving.engines.adapters import SLOTS
 from serving.engines.engine import Engine
 from serving.engines.replica import Refused, Replica
 from tools.template import load_template
@@ -74,7 +75,7 @@ def on_engine(url: str, ask: Callable[[Engine], Coroutine[Any, Any, Any]]) -> An
 
 def replica_of(engine: Engine, agent: AgentFile) -> Replica:
     prompt = probe_prompts(agent)[0]
-    return Replica(engine, base_version=agent.base_version, check_prompt=prompt, slots_needed=5)
+    return Replica(engine, base_version=agent.base_version, check_prompt=prompt, slots_needed=SLOTS)
 
 
 def candidate(folder: Path, agent: AgentFile, policy: Policy, name: str) -> AdapterRef:
@@ -145,3 +146,34 @@ def test_an_adapter_that_the_engine_runs_without_effect_is_refused(
 
     with pytest.raises(Refused, match="no effect on this engine"):
         on_engine(engine, ask)
+
+
+def test_the_base_model_stays_the_base_beside_as_many_adapters_as_the_gateway_loads(
+    engine: str, desk_agent: AgentFile, policy: Policy, tmp_path: Path
+) -> None:
+    """On a CPU vLLM answers the base's requests in a batch of several through its last slot, whatever lies there."""
+    prompt = probe_prompts(desk_agent)[0]
+    refs = [candidate(tmp_path, desk_agent, policy, f"travel-desk-00012{number}") for number in range(SLOTS)]
+
+    async def ask(found: Engine) -> tuple[list[float], list[list[float]]]:
+        for card in await found.models():
+            if card.parent is not None:
+                await found.unload(card.name)
+        alone = await found.score(prompt, model=desk_agent.base_version)
+        replica = replica_of(found, desk_agent)
+        await replica.refresh()
+        held = refs[: replica.room]
+        for ref in held:
+            await found.load(ref.version, str(tmp_path / ref.version))
+            await found.score(prompt, model=ref.version)  # the first use moves it into a slot
+        names = [name for number in range(8) for name in (desk_agent.base_version, held[number % 2].version)]
+        scored = await asyncio.gather(
+            *(found.score([*prompt, number], model=name) for number, name in enumerate(names))
+        )
+        beside = scored[::2]
+        for ref in held:
+            await found.unload(ref.version)
+        return alone, [row[: len(alone)] for row in beside]
+
+    alone, beside = on_engine(engine, ask)
+    assert distance([alone] * len(beside), beside) < AGREES
