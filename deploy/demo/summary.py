@@ -85,6 +85,11 @@ def shortcomings(summary: Mapping[str, Any]) -> list[str]:
         found.append("the sabotaged candidate was not rolled back")
     if summary["canaries"]["sabotage_rolled_back"] is None and not summary["canaries"]["promoted"]:
         found.append("no candidate came to be promoted")
+    first, last = (summary["holdout"].get(third) for third in ("first", "last"))
+    if first and last and (last["lo"] > first["hi"] or first["lo"] > last["hi"]):
+        found.append(
+            f"the holdout's success went from {first['mean']:.2f} to {last['mean']:.2f}: it is frozen, so something else answered"
+        )
     return found
 
 

@@ -91,6 +91,16 @@ def test_what_must_never_be_fails_the_demo(section: str, key: str, value: object
     assert any(said in found for found in shortcomings(summary))
 
 
+def test_a_holdout_that_moved_fails_the_demo() -> None:
+    """Seen: an engine that answered the frozen start's requests through an adapter, .42 to .66."""
+    summary = summarise(inputs())
+    summary["holdout"] = {
+        "first": {"mean": 0.4167, "lo": 0.349, "hi": 0.4896},
+        "last": {"mean": 0.6562, "lo": 0.5885, "hi": 0.724},
+    }
+    assert any("from 0.42 to 0.66" in found for found in shortcomings(summary))
+
+
 def test_a_home_that_no_demo_made_is_left_alone(tmp_path: Path) -> None:
     precious = tmp_path / "db" / "serving.sqlite"
     precious.parent.mkdir()
