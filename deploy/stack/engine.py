@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from feedback.agent_file import AgentFile
-from serving.engines.adapters import SLOTS
 
+# Champion, candidate, incoming, draining, holdout (design 5).
+ADAPTER_SLOTS = 5
 _ALLOWED_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 # vLLM fuses projections; it must be told its own names or a narrow adapter gains nothing (measured: 2-3 times the tokens).
 _FUSED = {
@@ -52,7 +53,7 @@ def engine_command(agent: AgentFile, options: EngineOptions) -> tuple[str, ...]:
         *("--kv-cache-memory-bytes", str(options.cache_mib * 2**20)),
         # Recorded log-probs are those of the distribution that was sampled (temperature, top-p, top-k included).
         *("--logprobs-mode", "processed_logprobs"),
-        *("--enable-lora", "--max-loras", str(SLOTS), "--max-cpu-loras", str(SLOTS + 3)),
+        *("--enable-lora", "--max-loras", str(ADAPTER_SLOTS), "--max-cpu-loras", str(ADAPTER_SLOTS + 3)),
         *("--max-lora-rank", str(allowed_rank(lora.r))),
         *("--lora-target-modules", *fused_modules(lora.targets)),
         # LoRA switches compilation off on a CPU anyway; eager with a fixed cache size also skips the warm-up.

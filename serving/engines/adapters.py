@@ -19,9 +19,7 @@ from serving.engines.router import versions
 
 _log = logging.getLogger(__name__)
 
-SLOTS = (
-    6  # champion, candidate, incoming, draining, holdout, and the one that is left empty for the base model
-)
+SLOTS = 5  # champion, candidate, incoming, draining, holdout
 _TICK_S = 0.5
 _RETRY_S = (1.0, 2.0, 5.0, 10.0)  # between tries to fetch or load one version
 _KEEP_S = 60.0  # an adapter nobody wants stays loaded this long while there are slots
@@ -259,7 +257,7 @@ class Adapters:
     async def _make_room(self, replica: Replica) -> None:
         """Before a load: unload what nobody wants, the longest unwanted first, until a slot is free."""
         for version in self._spare(replica):
-            if len(replica.loaded) < replica.room:
+            if len(replica.loaded) < (replica.slots or SLOTS):
                 return
             await self._drop(replica, version)
 

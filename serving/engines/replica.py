@@ -46,15 +46,6 @@ class Replica:
         self._slow = 0
         self._base_scores: dict[tuple[int, ...], list[float]] = {}
 
-    @property
-    def room(self) -> int:
-        """How many adapters it may hold at once.
-
-        One slot stays empty: on a CPU vLLM answers requests of the base model in a mixed batch through its last slot,
-        whatever adapter lies there (its index for "no adapter" is -1; it fills slots from the first).
-        """
-        return (self.slots or self._slots_needed) - 1
-
     async def refresh(self) -> None:
         """Ask what it has; what it lost is no longer routable."""
         try:

@@ -177,7 +177,7 @@ async def test_the_gateway_starts_before_its_engine_and_survives_its_restart(tmp
 
 async def test_engines_started_wrongly_are_refused_with_the_flag_to_set(tmp_path: Path) -> None:
     for number, (wrong, flag) in enumerate(
-        [({"raw_logprobs": True}, "--logprobs-mode"), ({"max_loras": 2}, "--max-loras 6")]
+        [({"raw_logprobs": True}, "--logprobs-mode"), ({"max_loras": 2}, "--max-loras 5")]
     ):
         stub = StubEngine(BASE, tiny_tokenizer(), scripted({}), **wrong)  # type: ignore[arg-type]
         home = tmp_path / str(number)

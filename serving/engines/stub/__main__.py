@@ -17,7 +17,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--model-dir", type=Path, required=True, help="folder with tokenizer.json")
     parser.add_argument("--served-model-name", default="travel-desk-000000")
-    parser.add_argument("--max-loras", type=int, default=6)
+    parser.add_argument("--max-loras", type=int, default=5)
     parser.add_argument(
         "--reply", action="append", default=[], help="text of a reply; repeat for several, used in turn"
     )

@@ -39,7 +39,7 @@ class StubEngine:
     base: str
     tokenizer: Tokenizer
     script: Script
-    max_loras: int = 6
+    max_loras: int = 5
     adapters: dict[str, str] = field(default_factory=dict)
     bound: dict[str, str] = field(default_factory=dict)  # every name ever loaded -> its path
     violations: list[str] = field(default_factory=list)
@@ -114,10 +114,8 @@ class StubEngine:
         self.adapters[name] = path
         self.loads.append((name, path))
         self.most_loaded = max(self.most_loaded, len(self.adapters))
-        if len(self.adapters) >= self.max_loras:  # vLLM's last slot answers for the base model
-            self.violations.append(
-                f"{len(self.adapters)} adapters in {self.max_loras} slots, one of them the base's"
-            )
+        if len(self.adapters) > self.max_loras:
+            self.violations.append(f"{len(self.adapters)} adapters in {self.max_loras} slots")
         return web.Response(text=f"Success: LoRA adapter '{name}' added successfully.")
 
     async def _unload(self, request: web.Request) -> web.Response:

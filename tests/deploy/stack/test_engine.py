@@ -30,7 +30,7 @@ def test_the_base_is_served_under_the_declared_start_and_log_probs_are_those_sam
 
     assert value_of(command, "--served-model-name") == "travel-desk-000000"
     assert value_of(command, "--logprobs-mode") == "processed_logprobs"
-    assert value_of(command, "--max-loras") == "6"
+    assert value_of(command, "--max-loras") == "5"
     assert value_of(command, "--max-lora-rank") == "8"
     assert value_of(command, "--max-model-len") == "1024"
     where = command.index("--lora-target-modules")
