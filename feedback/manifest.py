@@ -35,8 +35,8 @@ def seal(folder: Path) -> str:
 def verify(folder: Path, *, digest: str | None = None) -> str:
     """Check every file against the manifest, and the whole against `digest`. Raises ManifestError; returns the digest."""
     try:
-        files: dict[str, str] = json.loads((folder / MANIFEST).read_text())["files"]
-    except (OSError, ValueError, KeyError) as error:
+        files: dict[str, str] = dict(json.loads((folder / MANIFEST).read_text())["files"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise ManifestError(f"{folder.name}: no readable {MANIFEST}") from error
     present = {path.name for path in folder.iterdir()} - {MANIFEST}
     _check_names(present)

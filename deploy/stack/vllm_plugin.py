@@ -21,4 +21,5 @@ def register() -> None:
         shrink(inputs, weights, output, indices, scaling)
         output[: len(indices)][indices < 0] = 0
 
-    lora_ops.bgmv_shrink = punica_cpu.bgmv_shrink = shrink_adapted_rows
+    for module in (lora_ops, punica_cpu):
+        vars(module)["bgmv_shrink"] = shrink_adapted_rows

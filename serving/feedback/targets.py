@@ -89,15 +89,15 @@ def replied_at(conn: Connection, episode_id: str, response_id: str | None, *, no
 
 
 def find_episode(conn: Connection, owner: str, named: str) -> str | None:
-    """Our id of the episode that the key owner calls so."""
+    """Our id of the episode that the key owner calls so. An id of ours means that episode, whatever went on under it."""
+    where = (EPISODES.c.episode_id == named, EPISODES.c.key_owner == owner)
+    own = conn.execute(select(EPISODES.c.episode_id).where(*where)).scalar()
+    if own is not None:
+        return str(own)
     names = [f"{kind}:{named}" for kind in KINDS]
     query = select(ALIASES.c.episode_id).where(ALIASES.c.key_owner == owner, ALIASES.c.alias.in_(names))
     found = conn.execute(query).scalars().first()
-    if found is not None:
-        return str(found)
-    where = (EPISODES.c.episode_id == named, EPISODES.c.key_owner == owner)
-    own = conn.execute(select(EPISODES.c.episode_id).where(*where)).scalar()
-    return None if own is None else str(own)
+    return None if found is None else str(found)
 
 
 def _response(conn: Connection, owner: str, response_id: str, field: str) -> Row[Any]:

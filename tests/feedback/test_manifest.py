@@ -78,6 +78,13 @@ def test_a_manifest_that_was_cut_short_is_not_read(tmp_path: Path) -> None:
         verify(folder)
 
 
+@pytest.mark.parametrize("text", ["[]", '{"files": 5}', '{"files": null}', '{"files": ["a"]}', '"files"'])
+def test_a_manifest_of_another_type_is_not_read(tmp_path: Path, text: str) -> None:
+    (tmp_path / MANIFEST).write_text(text)
+    with pytest.raises(ManifestError, match="no readable manifest"):
+        verify(tmp_path)
+
+
 def test_a_name_is_given_once(tmp_path: Path) -> None:
     first, second, final = adapter(tmp_path / "1"), adapter(tmp_path / "2", b"new"), tmp_path / "v3"
     seal(first)

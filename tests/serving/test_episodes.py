@@ -242,6 +242,22 @@ async def test_an_answer_given_while_stored_ones_are_read_is_kept_beside_them(tm
             assert [answer.response_id for answer in found[thread]] == [body["id"], "chatcmpl-new"]
 
 
+async def test_an_id_of_ours_means_that_episode_whatever_went_on_under_it(tmp_path: Path) -> None:
+    """Chat that names an ended episode begins another; what is said of the first stays about the first."""
+    async with world(tmp_path, script=ECHO) as here:
+        first = await here.answer("A")
+        ended = f"/v1/episodes/{first['episode_id']}"
+        await here.http.post(f"{ended}/end", headers=bearer())
+        second = await here.answer("B", episode_id=first["episode_id"])
+        assert second["episode_id"] != first["episode_id"]
+        shown = (await here.http.get(ended, headers=bearer())).json()
+        assert shown["id"] == first["episode_id"]
+        gone = (await here.http.delete(ended, headers=bearer())).json()
+        assert gone["id"] == first["episode_id"]
+        kept = await here.http.get(f"/v1/episodes/{second['episode_id']}", headers=bearer())
+        assert kept.status_code == 200
+
+
 async def test_assignment_is_stored_and_falls_back_to_the_champion(tmp_path: Path) -> None:
     candidate = write_adapter(tmp_path / "made", "travel-desk-000001")
     async with world(tmp_path, script=ECHO) as here:
