@@ -98,8 +98,12 @@ async def _http_error(request: Request, error: Exception) -> Response:
 async def _validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
+    if first["type"] == "json_invalid":
+        return ApiError(400, "the body is not JSON", code="invalid_json").response()
     where = ".".join(str(step) for step in first["loc"][1:]) or None
-    return ApiError(400, f"{where}: {first['msg']}", code="invalid_value", param=where).response()
+    said = first["msg"].removeprefix("Value error, ")
+    message = f"{where}: {said}" if where else f"the body: {said}"
+    return ApiError(400, message, code="invalid_value", param=where).response()
 
 
 async def _storage(request: Request, error: Exception) -> Response:

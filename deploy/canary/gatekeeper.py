@@ -4,6 +4,7 @@ from pathlib import Path
 
 from deploy.canary.offers import Gate
 from feedback.agent_file import AgentFile
+from feedback.probe import read_probe
 
 
 def file_gate(agent: AgentFile) -> Gate:
@@ -12,6 +13,12 @@ def file_gate(agent: AgentFile) -> Gate:
     def gate(folder: Path) -> tuple[str, ...]:
         from online_trainer.gate import expected_adapter, inspect_adapter
 
-        return inspect_adapter(folder, expected_adapter(agent.model.path, agent.training.lora))
+        reasons = inspect_adapter(folder, expected_adapter(agent.model.path, agent.training.lora))
+        if not reasons:
+            try:
+                read_probe(folder)
+            except ValueError as error:
+                return (f"{error}: serving loads nothing that it cannot hold against its maker's figures",)
+        return reasons
 
     return gate

@@ -64,7 +64,14 @@ def _arm(request: Request, key: Key) -> Arm | None:
     if wished is None:
         return None
     if not key.may("admin"):
-        raise ApiError(403, "X-Adapter-Arm needs a key with the scope 'admin'", code="missing_scope")
+        raise ApiError(
+            403,
+            "X-Adapter-Arm needs a key with the scope 'admin'",
+            code="missing_scope",
+            param="X-Adapter-Arm",
+        )
     if wished not in _ARMS:
-        raise ApiError(400, f"X-Adapter-Arm: one of {', '.join(_ARMS)}", param="X-Adapter-Arm")
+        raise ApiError(
+            400, f"X-Adapter-Arm: one of {', '.join(_ARMS)}", code="no_such_arm", param="X-Adapter-Arm"
+        )
     return _ARMS[wished]

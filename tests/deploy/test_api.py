@@ -288,3 +288,21 @@ async def test_events_page_by_sequence(client: httpx.AsyncClient, stage: Stage) 
     assert len(events) == 2
     first = (await client.get("/v1/events", params={"after": 1, "limit": 1})).json()["data"]
     assert [event["seq"] for event in first] == [2]
+
+
+@pytest.mark.parametrize(
+    ("body", "message", "param", "code"),
+    [
+        (b"{", "the body is not JSON", None, "invalid_json"),
+        (b"{}", "the body: give exactly one of path and version", None, "invalid_value"),
+        (b"[]", "the body: Input should be", None, "invalid_value"),
+        (b'{"path": 5}', "path: ", "path", "invalid_value"),
+    ],
+)
+async def test_a_bad_offer_names_what_is_wrong(
+    client: httpx.AsyncClient, body: bytes, message: str, param: str | None, code: str
+) -> None:
+    reply = await client.post("/v1/canaries", content=body, headers={"Content-Type": "application/json"})
+    error = reply.json()["error"]
+    assert (reply.status_code, error["param"], error["code"]) == (400, param, code)
+    assert error["message"].startswith(message)
