@@ -119,6 +119,14 @@ class ChatRequest(Body):
             raise ValueError("at most 16 stop strings of 1 to 256 characters")
         return value
 
+    @field_validator("logit_bias")
+    @classmethod
+    def _token_ids(cls, value: dict[str, float] | None) -> dict[str, float] | None:
+        for token, bias in (value or {}).items():
+            if not token.isdecimal() or not -100 <= bias <= 100:
+                raise ValueError("give token ids, each with a number from -100 to 100")
+        return value
+
     def stops(self) -> tuple[str, ...]:
         """Stop strings in one form."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())

@@ -184,6 +184,9 @@ async def test_bad_requests_name_the_field(tmp_path: Path) -> None:
             ({"messages": [{"role": "user", "content": "x"}], "stop": [""]}, "stop"),
             ({"messages": [{"role": "user", "content": "x"}], "n": 0}, "n"),
             ({"messages": [{"role": "user", "content": "x"}], "top_logprobs": 21}, "top_logprobs"),
+            ({"messages": [{"role": "user", "content": "x"}], "logit_bias": {"x": 1}}, "logit_bias"),
+            ({"messages": [{"role": "user", "content": "x"}], "logit_bias": {"-5": 1}}, "logit_bias"),
+            ({"messages": [{"role": "user", "content": "x"}], "logit_bias": {"5": 1e300}}, "logit_bias"),
             ({"messages": [{"role": "user", "content": "x"}], "seed": 2**63}, "seed"),
             (
                 {"messages": [{"role": "user", "content": "x"}], "response_format": {"type": "xml"}},
