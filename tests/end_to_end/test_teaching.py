@@ -1,4 +1,7 @@
-"""Once round on real Kafka, MLflow and vLLM: what users say becomes a version, and the engine answers as the trainer says."""
+"""Once round on real Kafka, MLflow and vLLM: what users say becomes a version, and the engine answers as the trainer says.
+
+It runs last: from then on a candidate answers some of the conversations of this stack.
+"""
 
 import asyncio
 from dataclasses import dataclass
