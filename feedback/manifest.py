@@ -21,14 +21,11 @@ class ManifestError(ValueError):
 
 
 def seal(folder: Path) -> str:
-    """Write the manifest of a finished folder, flushed to disk, and return its digest (`sha256:…`)."""
+    """Write the manifest of a finished folder and return its digest (`sha256:…`)."""
     present = {path.name for path in folder.iterdir()} - {MANIFEST}
     _check_names(present)
     files = {name: _sha256(folder / name) for name in sorted(present)}
-    manifest = folder / MANIFEST
-    manifest.write_text(json.dumps({"files": files}, sort_keys=True, indent=1))
-    for path in [*(folder / name for name in files), manifest]:
-        _flush(path)
+    (folder / MANIFEST).write_text(json.dumps({"files": files}, sort_keys=True, indent=1))
     return _digest(files)
 
 
@@ -54,11 +51,27 @@ def verify(folder: Path, *, digest: str | None = None) -> str:
 
 
 def publish(temporary: Path, final: Path) -> None:
-    """Rename a sealed folder to a name that was never used. FileExistsError when it was."""
+    """Flush a sealed folder and rename it to a name that was never used. FileExistsError when it was."""
     if final.exists():
         raise FileExistsError(f"{final} exists: a version's name is never bound to other bytes")
+    flush_folder(temporary)
     temporary.rename(final)
-    _flush(final.parent)
+    flush(final.parent)
+
+
+def flush_folder(folder: Path) -> None:
+    """To disk, its files first: one that has its final name must not be found empty after a power cut."""
+    for path in [*folder.iterdir(), folder]:
+        flush(path)
+
+
+def flush(path: Path) -> None:
+    """A file or a folder to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _check_names(present: set[str]) -> None:
@@ -75,11 +88,3 @@ def _digest(files: dict[str, str]) -> str:
 def _sha256(path: Path) -> str:
     with path.open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -7,7 +7,6 @@ version needs are kept.
 from __future__ import annotations
 
 import fcntl
-import os
 import shutil
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -17,6 +16,8 @@ from typing import Any, Self
 
 import torch
 from safetensors.torch import load_file, save_file
+
+from feedback.manifest import flush, flush_folder
 
 _STATE = "state.json"
 
@@ -95,11 +96,10 @@ class Checkpoints:
             save_file({key: value.contiguous() for key, value in group.items()}, half / f"{name}.safetensors")
         for name, value in snapshot.objects.items():
             torch.save(value, half / f"{name}.pt")
-        for path in [*half.iterdir(), half]:
-            _flush(path)
+        flush_folder(half)
         self._lease.check()
         half.rename(whole)
-        _flush(self._root)
+        flush(self._root)
         for old in self.serials()[: -self._keep]:
             if old not in pinned:
                 shutil.rmtree(self._path(old))
@@ -123,11 +123,3 @@ class Checkpoints:
 
     def _path(self, serial: int) -> Path:
         return self._root / f"{serial:08d}"
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -44,7 +44,6 @@ class AdapterCache:
         try:
             found = self._fetch(uri, work)
             verify(found, digest=digest)
-            _flush(found)
             publish(found, final)
         except ManifestError as error:
             raise Refused(str(error)) from error
@@ -63,16 +62,6 @@ def _is_whole(folder: Path, digest: str) -> bool:
         shutil.rmtree(folder)
         return False
     return True
-
-
-def _flush(folder: Path) -> None:
-    """A folder that has its final name must not be found empty after a power cut."""
-    for path in [*folder.iterdir(), folder]:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def warm_mlflow() -> None:
