@@ -9,6 +9,11 @@ from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
+def listed(text: str) -> list[str]:
+    """What stands between the commas of a setting."""
+    return [each.strip() for each in text.split(",") if each.strip()]
+
+
 class Shared(BaseSettings):
     """A process's settings begin with these and add its own under its prefix."""
 

@@ -27,7 +27,7 @@ from online_trainer.update.batch import Pack
 State = dict[str, torch.Tensor]
 """LoRA tensors by their PEFT names, float32, detached copies."""
 
-_ROUNDING = {torch.float32: 1e-4, torch.bfloat16: 0.25, torch.float16: 0.25}
+_ROUNDING = {torch.float32: 1e-4, torch.bfloat16: 0.25}
 """Mean distance in nats that passes of other shapes may make on ids that mean nothing (measured in bfloat16: .07)."""
 
 

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from feedback.settings import listed
+
 SCOPES = ("chat", "feedback", "admin", "end-users")
 _DEFAULT_SCOPES = frozenset({"chat", "feedback"})
 _HASHED = re.compile(r"^sha256=([0-9a-f]{64})$")
@@ -70,7 +72,7 @@ def load_keys(home: Path, configured: str) -> KeyRing:
     In place of a secret its hash may stand: `sha256=` and 64 hexadecimal digits.
     """
     if configured.strip():
-        return KeyRing([_configured(entry) for entry in configured.split(",") if entry.strip()])
+        return KeyRing([_configured(entry) for entry in listed(configured)])
     ensure_key(home)
     return KeyRing(_stored(home / "keys.json"))
 
@@ -89,7 +91,7 @@ def ensure_key(home: Path) -> str:
 
 
 def _configured(entry: str) -> Key:
-    name, _, rest = entry.strip().partition(":")
+    name, _, rest = entry.partition(":")
     secret, _, listed = rest.partition(":")
     if not secret:
         raise KeyFileError(f"RATCHET_API_KEYS: entry {name[:16]!r} is not name:secret:scope+scope")

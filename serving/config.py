@@ -3,7 +3,7 @@
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from feedback.settings import Shared
+from feedback.settings import Shared, listed
 
 
 class Settings(Shared):
@@ -34,12 +34,8 @@ class Settings(Shared):
 
     def engine_urls(self) -> list[str]:
         """Each engine's address."""
-        return _listed(self.engines)
+        return listed(self.engines)
 
     def origins(self) -> list[str]:
         """Each origin that a browser may call from."""
-        return _listed(self.cors_origins)
-
-
-def _listed(text: str) -> list[str]:
-    return [each.strip() for each in text.split(",") if each.strip()]
+        return listed(self.cors_origins)

@@ -20,6 +20,7 @@ from deploy.stack.kafka_node import jars_folder
 from deploy.stack.machine import Machine
 from deploy.stack.plan import Plan, StackSettings
 from feedback.agent_file import AgentFile
+from feedback.settings import listed
 
 _MINIMUM_JAVA = 17
 _COMFORTABLE_MEMORY_GIB = 8
@@ -163,11 +164,11 @@ def java_major(said: str) -> int | None:
 def named_addresses(settings: StackSettings) -> Iterator[tuple[str, str]]:
     """What the operator named instead of having it started: variable and address."""
     if settings.kafka:
-        yield from (("RATCHET_KAFKA", each.strip()) for each in settings.kafka.split(","))
+        yield from (("RATCHET_KAFKA", each) for each in listed(settings.kafka))
     if settings.mlflow:
         yield "MLFLOW_TRACKING_URI", settings.mlflow
     if settings.engines:
-        yield from (("SERVING_ENGINES", each.strip()) for each in settings.engines.split(","))
+        yield from (("SERVING_ENGINES", each) for each in listed(settings.engines))
 
 
 def check_named(variable: str, address: str) -> Finding:

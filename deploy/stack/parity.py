@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import aiohttp
 
 from feedback.probe import ROUNDS, Probe, distance
-from serving.engines.engine import Engine, EngineError
+from serving.engines.engine import Engine, EngineDown, EngineError
 
 
 class ParityError(RuntimeError):
@@ -14,7 +14,7 @@ class ParityError(RuntimeError):
 
 
 def check_engines(urls: Iterable[str], *, base_version: str, start: Probe) -> dict[str, float]:
-    """Mean |difference| in nats by engine, on the trainer's own probe. Raises ParityError."""
+    """Mean |difference| in nats by engine that answers, on the trainer's own probe. Raises ParityError."""
     return asyncio.run(_check(tuple(urls), base_version, start))
 
 
@@ -25,6 +25,8 @@ async def _check(urls: Iterable[str], base_version: str, start: Probe) -> dict[s
             engine = Engine(url, session)
             try:
                 found = [await engine.score(prompt, model=base_version) for prompt in start.prompts]
+            except EngineDown:
+                continue  # the gateway waits for it and looks before it routes
             except EngineError as error:
                 raise ParityError(f"engine {url} cannot be held against the trainer: {error}") from error
             apart[url] = distance(found, start.base_logprobs)

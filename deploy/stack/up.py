@@ -30,6 +30,7 @@ from deploy.stack.supervision import (
 )
 from feedback.agent_file import AgentFile, load_agent_file
 from feedback.probe import read_probe
+from feedback.settings import listed
 from serving.auth import ensure_key
 
 _POLL_S = 0.5
@@ -147,7 +148,7 @@ def start(settings: StackSettings, show: Show) -> Stack:
         ensure_key(settings.home)
     stack = run_plan(settings, plan, show)
     try:
-        engines = plan.environment["SERVING_ENGINES"].split(",")
+        engines = listed(plan.environment["SERVING_ENGINES"])
         check_engines(engines, base_version=agent.base_version, start=read_probe(settings.home / "trainer"))
     except (ParityError, ValueError) as error:
         stack.stop()

@@ -49,3 +49,11 @@ def test_an_engine_without_the_base_is_named(stub: tuple[StubEngine, str]) -> No
     engine, url = stub
     with pytest.raises(ParityError, match="cannot be held against the trainer"):
         check_engines([url], base_version="travel-desk-000009", start=start_of(engine))
+
+
+def test_an_engine_that_is_away_is_left_to_the_gateway(stub: tuple[StubEngine, str]) -> None:
+    """Chat waits for it, and nothing is routed to it before it was seen: it never stops `up`."""
+    engine, url = stub
+    start = start_of(engine)
+    away = "http://127.0.0.1:1"
+    assert check_engines([away, url], base_version=BASE, start=start) == {url: pytest.approx(0.0)}
